@@ -130,23 +130,14 @@ _Requests = Annotated[int | None, Field(ge=1, le=_REQUESTS_MAX)]
 
 @dataclass(frozen=True, slots=True)
 class BatchConfig:
-    """The rules by which batch requests gather.
+    """The rules by which batch requests gather."""
 
-    Attributes:
-        window_ms: Longest wait of the first request for more.
-        min_batch: Fewer requests run singly.
-        optimal_batch: This many requests do not wait for more.
-        max_batch: Most requests of one batch.
-        queue_size: Most waiting requests of a client for one model.
-        gpu_threshold: Only reported to clients; llama-server uses its GPU for any batch.
-    """
-
-    window_ms: int = 50
-    min_batch: int = 4
-    optimal_batch: int = 32
-    max_batch: int = 64
-    queue_size: int = 1024
-    gpu_threshold: int = 32
+    window_ms: int = 50  # Longest wait of the first request for more.
+    min_batch: int = 4  # Fewer requests run singly.
+    optimal_batch: int = 32  # This many requests do not wait for more.
+    max_batch: int = 64  # Most requests of one batch.
+    queue_size: int = 1024  # Most waiting requests of a client for one model.
+    gpu_threshold: int = 32  # Only reported to clients; llama-server uses its GPU for any batch.
 
     @classmethod
     def low_latency(cls) -> Self:

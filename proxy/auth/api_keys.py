@@ -163,15 +163,11 @@ _MINUTE_S: Final = 60.0
 
 @dataclass(slots=True)
 class _Usage:
-    """The requests of one key.
-
-    Attributes:
-        full_at_s: When the bucket is full again; it is the bucket's whole state.
-        has_ended: Set when a request ends; None while nothing waits for that.
-    """
+    """The requests of one key."""
 
     in_flight: int = 0
-    full_at_s: float = -math.inf
+    full_at_s: float = -math.inf  # When the bucket is full again; it is the bucket's whole state.
+    # Set when a request ends; None while nothing waits for that.
     has_ended: asyncio.Event | None = None
 
 
@@ -268,20 +264,14 @@ _ANSWER_LIMITS: Final = ("max_tokens", "max_completion_tokens", "n_predict", "ma
 
 @dataclass(slots=True)
 class _Spent:
-    """The tokens of one key.
-
-    Attributes:
-        owed: Tokens that the bucket of a minute lacked at `at_s`.
-        reserved: Estimated prompt tokens of the requests in flight.
-        of_day: Tokens that were charged on `day`.
-    """
+    """The tokens of one key."""
 
     per_minute: int | None = None
-    owed: float = 0.0
+    owed: float = 0.0  # Tokens that the bucket of a minute lacked at `at_s`.
     at_s: float = 0.0
-    reserved: int = 0
+    reserved: int = 0  # Estimated prompt tokens of the requests in flight.
     day: str = ""
-    of_day: int = 0
+    of_day: int = 0  # Tokens that were charged on `day`.
 
 
 class TokenLimits:

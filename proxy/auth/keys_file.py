@@ -106,29 +106,20 @@ FileVersion = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One API key and its limits.
-
-    Attributes:
-        digest: SHA-256 of the key, 32 bytes.
-        max_in_flight: At least 1; None: no limit.
-        requests_per_minute: At least 1; None: no limit.
-        models: Ids or aliases of the models that it may use; None: all.
-        priority: If `batch`, a request cannot raise its own priority.
-        tokens_per_minute: Tokens of prompts and answers, at least 1; None: no limit.
-        tokens_per_day: As `tokens_per_minute`.
-        max_context: Tokens of a prompt and its requested answer, at least 1; None: no limit.
-        admin: It sees the requests of all keys, and may use the dashboard.
-    """
+    """One API key and its limits."""
 
     name: str
-    digest: bytes = field(repr=False)
-    max_in_flight: int | None = None
-    requests_per_minute: int | None = None
-    models: frozenset[str] | None = None
+    digest: bytes = field(repr=False)  # SHA-256 of the key, 32 bytes.
+    max_in_flight: int | None = None  # At least 1; None: no limit.
+    requests_per_minute: int | None = None  # At least 1; None: no limit.
+    models: frozenset[str] | None = None  # Ids or aliases of the models that it may use; None: all.
+    # If `batch`, a request cannot raise its own priority.
     priority: Literal["interactive", "batch"] = "interactive"
-    admin: bool = False
+    admin: bool = False  # It sees the requests of all keys, and may use the dashboard.
+    # Tokens of prompts and answers, at least 1; None: no limit.
     tokens_per_minute: int | None = None
-    tokens_per_day: int | None = None
+    tokens_per_day: int | None = None  # As `tokens_per_minute`.
+    # Tokens of a prompt and its requested answer, at least 1; None: no limit.
     max_context: int | None = None
 
     @property

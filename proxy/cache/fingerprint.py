@@ -15,13 +15,10 @@ _NUMBER_BYTES: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class ConversationFingerprint:
-    """Identifies a conversation.
+    """Identifies a conversation."""
 
-    Attributes:
-        turn_hashes: Hashes that identify its next turn, oldest first; empty if another instance has
-            the conversation or it is unknown.
-    """
-
+    # Hashes that identify its next turn, oldest first; empty if another instance has the
+    # conversation or it is unknown.
     turn_hashes: tuple[int, ...] = ()
     blocks: tuple[int, ...] = ()
 
@@ -36,14 +33,10 @@ class ConversationFingerprint:
 
 @dataclass(frozen=True, slots=True)
 class RestoredSlot:
-    """A slot that was filled from a file before its process took requests.
-
-    Attributes:
-        task: Number of its last task, -1 for none; while it is unchanged, so is the content.
-    """
+    """A slot that was filled from a file before its process took requests."""
 
     id_slot: int
-    task: int = -1
+    task: int = -1  # Number of its last task, -1 for none; while it is unchanged, so is the content
     tokens: int = 0
     fingerprint: ConversationFingerprint = ConversationFingerprint()
 
@@ -64,21 +57,14 @@ def decode_fingerprint(word: str) -> ConversationFingerprint:
 
 @dataclass(frozen=True, slots=True)
 class SlotFile:
-    """The KV cache of a conversation, or of a prefix that conversations share, on disk.
+    """The KV cache of a conversation, or of a prefix that conversations share, on disk."""
 
-    Attributes:
-        name: Unique among all files; opaque.
-        cache_key: Engines whose upstream has the same key can restore the file.
-        tokens: Tokens in the file, at least 1.
-        fingerprint: Fingerprint of its conversation; no turn hashes: a prefix, or a prompt that no
-            conversation continues.
-        is_recurrent: Only a prompt that continues the whole file can use it; also True for a full
-            sliding window.
-    """
-
-    name: str
-    cache_key: str
-    tokens: int
+    name: str  # Unique among all files; opaque.
+    cache_key: str  # Engines whose upstream has the same key can restore the file.
+    tokens: int  # Tokens in the file, at least 1.
     size_bytes: int
+    # Fingerprint of its conversation; no turn hashes: a prefix, or a prompt that no conversation
+    # continues.
     fingerprint: ConversationFingerprint = field(repr=False)
+    # Only a prompt that continues the whole file can use it; also True for a full sliding window.
     is_recurrent: bool = False

@@ -40,23 +40,16 @@ RATIO_STEPS: Final = 16
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """One process of an instance.
-
-    Attributes:
-        identity: Values that differ between processes of the same instance.
-        bit: A number with one bit set: this run as a set.
-        hit_ratio: Recent share of expected cached tokens that the engine found; 0 to 1.
-        has_failed: Whether it ended without being stopped.
-    """
+    """One process of an instance."""
 
     name: str
-    identity: tuple[object, ...]
-    bit: int
+    identity: tuple[object, ...]  # Values that differ between processes of the same instance.
+    bit: int  # A number with one bit set: this run as a set.
     resumable_prompts: int = 0
     cache_key: str = ""
-    hit_ratio: float = 1.0
+    hit_ratio: float = 1.0  # Recent share of expected cached tokens that the engine found; 0 to 1.
     has_ended: bool = False
-    has_failed: bool = False
+    has_failed: bool = False  # Whether it ended without being stopped.
 
     @property
     def ratio_step(self) -> int:
@@ -127,19 +120,15 @@ _TURNS_MAX: Final = 6
 
 @dataclass(slots=True, eq=False)
 class Conversation:
-    """A conversation and its owner.
-
-    Attributes:
-        run: The owning process, whose cache holds it.
-        turn_hashes: Hashes that identify its next turn, oldest first, at most 6.
-        number: Counted in this proxy process; reveals nothing of the text.
-        no_file: Why its latest turn was not saved; None if it was, or if nothing could be saved.
-    """
+    """A conversation and its owner."""
 
     model: str
-    run: Run
+    run: Run  # The owning process, whose cache holds it.
+    # Hashes that identify its next turn, oldest first, at most 6.
     turn_hashes: list[int] = field(default_factory=list)
+    # Counted in this proxy process; reveals nothing of the text.
     number: int = field(default_factory=count(1).__next__)
+    # Why its latest turn was not saved; None if it was, or if nothing could be saved.
     no_file: NoFile | None = None
 
     @property
@@ -213,16 +202,11 @@ class Conversations:
 
 @dataclass(slots=True, eq=False)
 class _Edge:
-    """Consecutive blocks.
-
-    Attributes:
-        holders: Set of holders that have all of them.
-        has_fork: Whether other edges continue from its end.
-    """
+    """Consecutive blocks."""
 
     blocks: array[int]
-    holders: int
-    has_fork: bool = False
+    holders: int  # Set of holders that have all of them.
+    has_fork: bool = False  # Whether other edges continue from its end.
 
 
 class PrefixTree:
@@ -346,17 +330,12 @@ _REMOVED_MAX: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class SavedPrompt:
-    """The best file to continue a prompt from.
-
-    Attributes:
-        tokens: Tokens of the prompt that the file should hold, at least 1.
-        cost_tokens: Tokens that could be computed in the time of reading the file.
-    """
+    """The best file to continue a prompt from."""
 
     file: SlotFile
-    tokens: int
+    tokens: int  # Tokens of the prompt that the file should hold, at least 1.
     blocks: int
-    cost_tokens: int
+    cost_tokens: int  # Tokens that could be computed in the time of reading the file.
     is_own: bool
 
     @property

@@ -40,20 +40,15 @@ Levels = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class CacheHint:
-    """The beliefs about the caches for one prompt at one moment.
-
-    Attributes:
-        cached: (tokens of the prompt, set of instances that hold as many), most tokens first; an
-            instance is in one set at most. A file counts for all instances that can restore it,
-            less the tokens that could be computed in the time of reading it.
-        held: The same, without files.
-        saved: The same, of files alone.
-    """
+    """The beliefs about the caches for one prompt at one moment."""
 
     owner: str | None = None
+    # (tokens of the prompt, set of instances that hold as many), most tokens first; an instance is
+    # in one set at most. A file counts for all instances that can restore it, less the tokens that
+    # could be computed in the time of reading it.
     cached: Levels = ()
-    held: Levels = ()
-    saved: Levels = ()
+    held: Levels = ()  # The same, without files.
+    saved: Levels = ()  # The same, of files alone.
     conversation: Conversation | None = None
 
     def cached_tokens(self, instances: int) -> int:

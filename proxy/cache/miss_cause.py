@@ -32,23 +32,17 @@ _INSERTED_MAX: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first difference of a prompt from an earlier one.
-
-    Attributes:
-        message: Index of its message in the request, None if it belongs to none.
-        shared_bytes: Equal bytes from the start, exact to one block (a lower bound).
-        known_bytes: Size of the prompt's parts that the earlier prompt had anywhere, and of a
-            replaced system prompt or tools.
-        dropped: Number of messages left out, for a truncated history.
-    """
+    """The first difference of a prompt from an earlier one."""
 
     cause: Cause
     part: int
     role: Role
-    message: int | None
-    shared_bytes: int
+    message: int | None  # Index of its message in the request, None if it belongs to none.
+    shared_bytes: int  # Equal bytes from the start, exact to one block (a lower bound).
+    # Size of the prompt's parts that the earlier prompt had anywhere, and of a replaced system
+    # prompt or tools.
     known_bytes: int
-    dropped: int = 0
+    dropped: int = 0  # Number of messages left out, for a truncated history.
 
 
 def difference(before: Hashes, now: Hashes) -> Difference | None:
@@ -159,35 +153,27 @@ _LIMITED_BY: Final = MappingProxyType(
 
 
 class CacheFacts(NamedTuple):
-    """The facts about one prompt and the caches, at the end of its response.
-
-    Attributes:
-        tokens: Prompt tokens, counted by the engine.
-        expected_tokens: Tokens that the router expected in the instance's cache.
-        is_continued: Whether the prompt has an assistant's message, so it is no first turn.
-        earlier: The client's prompt before.
-        is_same_conversation: Whether the new prompt continues it; otherwise it is only the client's
-            latest prompt with the same beginning.
-        is_awaited: Whether the request waited for the instance with the earlier prompt.
-        restore_ms: Duration of restoring a slot file, for `Tier.DISK`.
-    """
+    """The facts about one prompt and the caches, at the end of its response."""
 
     hashes: Hashes
-    tokens: int
+    tokens: int  # Prompt tokens, counted by the engine.
     found_tokens: int
-    expected_tokens: int
+    expected_tokens: int  # Tokens that the router expected in the instance's cache.
     instance: str
     place: CachePlace
     kind: CacheKind = CacheKind.ANY
-    earlier: RecentPrompt | None = None
+    earlier: RecentPrompt | None = None  # The client's prompt before.
     age_s: float = 0.0
+    # Whether the new prompt continues it; otherwise it is only the client's latest prompt with the
+    # same beginning.
     is_same_conversation: bool = False
+    # Whether the prompt has an assistant's message, so it is no first turn.
     is_continued: bool = False
     is_known: bool = False
-    is_awaited: bool = False
+    is_awaited: bool = False  # Whether the request waited for the instance with the earlier prompt.
     is_cache_off: bool = False
     tier: Tier | None = None
-    restore_ms: float | None = None
+    restore_ms: float | None = None  # Duration of restoring a slot file, for `Tier.DISK`.
 
 
 def find_cause(facts: CacheFacts) -> CacheFinding:
@@ -308,19 +294,14 @@ _SHARED_MIN_BLOCKS: Final = 2
 
 @dataclass(slots=True, eq=False)
 class RecentPrompt:
-    """A prompt and its answer.
-
-    Attributes:
-        prompt_tokens: Tokens without the answer, counted by the engine.
-        hashes: Hashes of the prompt; the outline includes the answer.
-    """
+    """A prompt and its answer."""
 
     request_id: str
     client: int
     run: Run
     ended_at_s: float
-    prompt_tokens: int
-    hashes: Hashes
+    prompt_tokens: int  # Tokens without the answer, counted by the engine.
+    hashes: Hashes  # Hashes of the prompt; the outline includes the answer.
     landmarks: tuple[int, ...]
 
     @property

@@ -61,18 +61,14 @@ class Outline(NamedTuple):
     """The parts of a prompt: tools, then each text, call, result and medium.
 
     A short prompt has only the sizes.
-
-    Attributes:
-        hashes: Hash of each part alone.
-        messages: Index of each part's message in the request; -1 for none, such as tools, and the
-            system prompt of some APIs.
-        labels: The first byte of each part's role; empty for prompts without roles.
     """
 
-    hashes: Sequence[int]
+    hashes: Sequence[int]  # Hash of each part alone.
     sizes_bytes: Sequence[int]
+    # Index of each part's message in the request; -1 for none, such as tools, and the system prompt
+    # of some APIs.
     messages: Sequence[int]
-    labels: bytes
+    labels: bytes  # The first byte of each part's role; empty for prompts without roles.
 
     @property
     def size_bytes(self) -> int:
@@ -130,15 +126,10 @@ _PIECE: Final = struct.Struct(f"{BLOCK_BYTES}s")
 
 @dataclass(frozen=True, slots=True)
 class CacheOwner:
-    """The owner of a conversation, for caches.
+    """The owner of a conversation, for caches."""
 
-    Attributes:
-        name: Name of the API key; empty if clients have none.
-        is_alone: Whether it shares no cached prompts with other owners.
-    """
-
-    name: str = ""
-    is_alone: bool = False
+    name: str = ""  # Name of the API key; empty if clients have none.
+    is_alone: bool = False  # Whether it shares no cached prompts with other owners.
 
     @property
     def digest(self) -> str:
@@ -151,24 +142,20 @@ ANYONE: Final = CacheOwner()
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt without its text.
+    """A prompt without its text."""
 
-    Attributes:
-        blocks: Hashes of its 64-byte pieces, each including all before it; at most 8192. Two
-            prompts share as many hashes as pieces.
-        turn_hashes: Hashes of the prompt up to the end of each of its last parts, at most 32; the
-            last hash covers the whole prompt.
-        tokens: Estimated from its length, at least 1.
-        beginning: Hash of the user's first message, the same in each turn of a conversation;
-            without roles, of the first part.
-        first_own: Index of the first of the `turn_hashes` that includes that message; earlier ones
-            are of parts that conversations share.
-    """
-
+    # Hashes of its 64-byte pieces, each including all before it; at most 8192. Two prompts share as
+    # many hashes as pieces.
     blocks: tuple[int, ...]
+    # Hashes of the prompt up to the end of each of its last parts, at most 32; the last hash covers
+    # the whole prompt.
     turn_hashes: tuple[int, ...]
-    tokens: int
+    tokens: int  # Estimated from its length, at least 1.
+    # Hash of the user's first message, the same in each turn of a conversation; without roles, of
+    # the first part.
     beginning: int
+    # Index of the first of the `turn_hashes` that includes that message; earlier ones are of parts
+    # that conversations share.
     first_own: int
     outline: Outline = field(repr=False)
     _name: int = field(repr=False)

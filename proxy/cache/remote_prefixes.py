@@ -40,15 +40,10 @@ class UnreadableDigest(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """The prefixes in a machine's caches, by its own model ids.
+    """The prefixes in a machine's caches, by its own model ids."""
 
-    Attributes:
-        cursor: Sent with the next request, to get only later entries.
-        is_whole: Whether it replaces all earlier digests.
-    """
-
-    cursor: str
-    is_whole: bool
+    cursor: str  # Sent with the next request, to get only later entries.
+    is_whole: bool  # Whether it replaces all earlier digests.
     hashes: Mapping[str, Sequence[int]]
 
     def to_bytes(self) -> bytes:

@@ -328,28 +328,17 @@ _SHORT_PAUSE: Final = 0.25
 
 @dataclass(frozen=True, slots=True)
 class SaveCase:
-    """The expected cost and benefit of saving one slot.
+    """The expected cost and benefit of saving one slot."""
 
-    Attributes:
-        tokens: Tokens of its conversation that are in no file.
-        prefill_tps: Prompt tokens that the engine computes per second, above 0.
-        save_s: Time for which the engine computes nothing else.
-        restore_s: The same when the slot is restored.
-        return_p: Probability that the conversation returns and continues from its file.
-        loss_p: Probability that neither a slot nor the host cache holds it then.
-        gap_s: Time between two tokens of such a stream.
-        decoded: Tokens that the stream decoded since the last save.
-    """
-
-    tokens: int
-    prefill_tps: float
-    save_s: float
-    restore_s: float
-    return_p: float
-    loss_p: float
+    tokens: int  # Tokens of its conversation that are in no file.
+    prefill_tps: float  # Prompt tokens that the engine computes per second, above 0.
+    save_s: float  # Time for which the engine computes nothing else.
+    restore_s: float  # The same when the slot is restored.
+    return_p: float  # Probability that the conversation returns and continues from its file.
+    loss_p: float  # Probability that neither a slot nor the host cache holds it then.
     streams: int = 0
-    gap_s: float = 0.0
-    decoded: float = 0.0
+    gap_s: float = 0.0  # Time between two tokens of such a stream.
+    decoded: float = 0.0  # Tokens that the stream decoded since the last save.
     is_taken_next: bool = False
 
     @property

@@ -53,14 +53,11 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
-    """A prefix as a chat request, and its length estimated from that.
-
-    Attributes:
-        blocks: Block hashes that every prompt with this prefix begins with.
-    """
+    """A prefix as a chat request, and its length estimated from that."""
 
     body: Mapping[str, Any] = field(repr=False)
     tokens: int
+    # Block hashes that every prompt with this prefix begins with.
     blocks: tuple[int, ...] = field(repr=False)
 
 

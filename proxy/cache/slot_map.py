@@ -173,20 +173,15 @@ _TOKENS_AWAY_MAX: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class SlotContent:
-    """The believed content of a slot.
+    """The believed content of a slot."""
 
-    Attributes:
-        conversation: None if it will not be continued.
-        task: For a restored slot that was not used since: number of its last task; while it is
-            unchanged, so is the content. None otherwise.
-        is_saved: Whether a file has all of it.
-    """
-
-    conversation: Conversation | None = None
+    conversation: Conversation | None = None  # None if it will not be continued.
     tokens: int = 0
     blocks: tuple[int, ...] = ()
+    # For a restored slot that was not used since: number of its last task; while it is unchanged,
+    # so is the content. None otherwise.
     task: int | None = None
-    is_saved: bool = False
+    is_saved: bool = False  # Whether a file has all of it.
 
 
 EMPTY: Final = SlotContent()
@@ -204,15 +199,12 @@ class Certainty(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """A request has the slot and is not sent yet.
-
-    Attributes:
-        previous: Content that the request will replace; None if the slot holds its conversation.
-        is_aimed: Whether the engine will take this slot even if the request does not name it.
-    """
+    """A request has the slot and is not sent yet."""
 
     holder: object
+    # Content that the request will replace; None if the slot holds its conversation.
     previous: SlotContent | None = None
+    # Whether the engine will take this slot even if the request does not name it.
     is_aimed: bool = False
 
 
@@ -225,19 +217,14 @@ class Busy:
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One slot of a process; outsiders change it by methods only.
-
-    Attributes:
-        started_tick: When a request was last sent to it, in the map's own count; 0 for never.
-        freed_tick: When it was last freed, in the same count; 0 for never.
-    """
+    """One slot of a process; outsiders change it by methods only."""
 
     id_slot: int
     certainty: Certainty = Certainty.CONFIRMED
     content: SlotContent = EMPTY
     state: Reserved | Busy | None = None  # None: no request has it
-    started_tick: int = 0
-    freed_tick: int = 0
+    started_tick: int = 0  # When a request was last sent to it, in the map's own count; 0 for never
+    freed_tick: int = 0  # When it was last freed, in the same count; 0 for never.
 
     @property
     def conversation(self) -> Conversation | None:

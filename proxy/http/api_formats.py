@@ -33,23 +33,17 @@ _SHOWN_BYTES: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class ApiFormat:
-    """The format of one API.
+    """The format of one API."""
 
-    Attributes:
-        own_error: Returns the body of an error of the proxy, before it is serialised.
-        engine_error: Returns the client's body for the status and the body of an engine's error.
-        error_event: Returns the last piece of a stream for the body of an error.
-        ping: Returns a piece of a stream that clients skip.
-        stream_type: The media type of a stream.
-        piece_end: The end of each piece of a stream.
-    """
-
+    # Returns the body of an error of the proxy, before it is serialised.
     own_error: Callable[[ProxyError], dict[str, object]]
+    # Returns the client's body for the status and the body of an engine's error.
     engine_error: Callable[[int, bytes], bytes]
+    # Returns the last piece of a stream for the body of an error.
     error_event: Callable[[bytes], bytes] = lambda body: b"data: %b\n\n" % body
-    ping: Callable[[], bytes] = lambda: b":\n\n"
-    stream_type: str = EVENT_STREAM
-    piece_end: bytes = b"\n\n"
+    ping: Callable[[], bytes] = lambda: b":\n\n"  # Returns a piece of a stream that clients skip.
+    stream_type: str = EVENT_STREAM  # The media type of a stream.
+    piece_end: bytes = b"\n\n"  # The end of each piece of a stream.
 
 
 def _openai_own(error: ProxyError) -> dict[str, object]:

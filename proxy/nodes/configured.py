@@ -27,29 +27,24 @@ ADDRESSES_MAX: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class NodeTimes:
-    """Pauses and time limits of the work on nodes, in seconds.
+    """Pauses and time limits of the work on nodes, in seconds."""
 
-    Attributes:
-        poll_s: Between polls of a node that answers.
-        retry_first_s, retry_max_s: Pauses after failed polls, which grow.
-        ttl_min_s, ttl_max_s: Bounds of a TTL: dnsmasq has 0 for its own records, others have days.
-        confirm_s: Until an unexpected empty answer is confirmed.
-        dns_timeout_s: The time that name servers have for an answer.
-        digest_s, idle_digest_s: Between reads of a node's prefixes, with and without recent news.
-        loading_poll_s: Between polls while a node loads a model.
-        waiting_look_s: Between looks for requests that wait for a model another node could load.
-    """
-
+    # Between polls of a node that answers. retry_first_s, retry_max_s: Pauses after failed polls,
+    # which grow. ttl_min_s, ttl_max_s: Bounds of a TTL: dnsmasq has 0 for its own records, others
+    # have days.
     poll_s: float = 5.0
     retry_first_s: float = 1.0
     retry_max_s: float = 60.0
     ttl_min_s: float = 5.0
     ttl_max_s: float = 60.0
-    confirm_s: float = 1.0
+    confirm_s: float = 1.0  # Until an unexpected empty answer is confirmed.
+    # The time that name servers have for an answer. digest_s, idle_digest_s: Between reads of a
+    # node's prefixes, with and without recent news.
     dns_timeout_s: float = 5.0
     digest_s: float = 0.5
     idle_digest_s: float = 5.0
-    loading_poll_s: float = 0.5
+    loading_poll_s: float = 0.5  # Between polls while a node loads a model.
+    # Between looks for requests that wait for a model another node could load.
     waiting_look_s: float = 2.0
 
 
@@ -58,20 +53,14 @@ NODE_TIMES: Final = NodeTimes()
 
 @dataclass(frozen=True, slots=True, order=True)
 class NodeAddress:
-    """The address of one machine.
+    """The address of one machine."""
 
-    Attributes:
-        host: An IP address.
-        hostname: The name in its certificate.
-        questions: The questions that the address answers.
-        has_own_port: Whether its record has the port.
-    """
-
-    host: str
+    host: str  # An IP address.
     port: int
-    hostname: str
+    hostname: str  # The name in its certificate.
+    # The questions that the address answers.
     questions: tuple[str, ...] = field(default=(), compare=False)
-    has_own_port: bool = field(default=False, compare=False)
+    has_own_port: bool = field(default=False, compare=False)  # Whether its record has the port.
 
     def __str__(self) -> str:
         if not self.has_own_port:
@@ -91,21 +80,13 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The known addresses of a name.
+    """The known addresses of a name."""
 
-    Attributes:
-        addresses: Sorted.
-        problem: Why they may be wrong; None: they are right.
-        ttl_s: How long the latest answer is valid.
-        failures: Failed answers in a row.
-        is_confirmed: False after an unexpected empty answer, until the next one.
-    """
-
-    addresses: tuple[NodeAddress, ...] = ()
-    problem: str | None = "it was not resolved yet"
-    ttl_s: float = 0.0
-    failures: int = 0
-    is_confirmed: bool = True
+    addresses: tuple[NodeAddress, ...] = ()  # Sorted.
+    problem: str | None = "it was not resolved yet"  # Why they may be wrong; None: they are right.
+    ttl_s: float = 0.0  # How long the latest answer is valid.
+    failures: int = 0  # Failed answers in a row.
+    is_confirmed: bool = True  # False after an unexpected empty answer, until the next one.
 
     def pause_s(self, times: NodeTimes = NODE_TIMES) -> float:
         if not self.is_confirmed:

@@ -43,11 +43,7 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RemoteModel:
-    """A model of a node; None for values that the node does not report.
-
-    Attributes:
-        state: If it is `unloaded`, the node agrees to load it.
-    """
+    """A model of a node; None for values that the node does not report."""
 
     id: str
     aliases: tuple[str, ...] = ()
@@ -55,7 +51,7 @@ class RemoteModel:
     context_length: int | None = None
     meta: Mapping[str, int | str] = field(default_factory=dict)
     variants: tuple[str, ...] = ()
-    state: RemoteState = "loaded"
+    state: RemoteState = "loaded"  # If it is `unloaded`, the node agrees to load it.
 
     @property
     def is_loaded(self) -> bool:
@@ -198,16 +194,12 @@ _BEST_FIRST: Final[Sequence[RemoteState]] = ("loaded", "loading", "unloaded")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RemoteModels:
-    """The models of nodes, merged.
+    """The models of nodes, merged."""
 
-    Attributes:
-        local: The local names with which they were merged.
-        by_local_id: Offers of local models, by id.
-        others: Models that are not local, including those that only have a fallback.
-    """
-
-    local: ModelNames
+    local: ModelNames  # The local names with which they were merged.
+    # Offers of local models, by id.
     by_local_id: Mapping[str, Sequence[OfferedModel]] = field(default_factory=dict)
+    # Models that are not local, including those that only have a fallback.
     others: tuple[ModelInfo, ...] = ()
 
 

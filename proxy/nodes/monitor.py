@@ -42,23 +42,18 @@ def pause_s(failures: int, chance: float, times: NodeTimes = NODE_TIMES) -> floa
 
 @dataclass(frozen=True, slots=True)
 class MonitorContext:
-    """The context that the monitors of all nodes share.
-
-    Attributes:
-        on_change: Called when the models or the state of a node have changed.
-        nodes: Returns the number of nodes.
-        takes_over: Held while the models of a node are admitted.
-    """
+    """The context that the monitors of all nodes share."""
 
     router: Router
     local: Callable[[], ModelNames]
     settings: ProxySettings
     processes: NodeProcesses
     emit: Emit
-    on_change: Callable[[], None]
-    nodes: Callable[[], int]
+    on_change: Callable[[], None]  # Called when the models or the state of a node have changed.
+    nodes: Callable[[], int]  # Returns the number of nodes.
     times: NodeTimes
     chance: Callable[[], float] = random.random
+    # Held while the models of a node are admitted.
     takes_over: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 

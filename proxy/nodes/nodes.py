@@ -171,21 +171,14 @@ def _resolve_of(node: ConfiguredNode, times: NodeTimes) -> Callable[[], Awaitabl
 
 @dataclass(frozen=True, slots=True)
 class NodeStats:
-    """The state of one node, or of a name with several nodes.
-
-    Attributes:
-        state: For a name: resolved or unresolved.
-        problem: Why it is not up, or an error in the records.
-        models: The node's ids of models that are or were served here.
-        slots: Concurrent requests for all its models; 0 while it is not up.
-    """
+    """The state of one node, or of a name with several nodes."""
 
     name: str
     url: str
-    state: NodeState | Literal["resolved", "unresolved"]
-    problem: str | None
-    models: tuple[str, ...] = ()
-    slots: int = 0
+    state: NodeState | Literal["resolved", "unresolved"]  # For a name: resolved or unresolved.
+    problem: str | None  # Why it is not up, or an error in the records.
+    models: tuple[str, ...] = ()  # The node's ids of models that are or were served here.
+    slots: int = 0  # Concurrent requests for all its models; 0 while it is not up.
     slots_busy: int = 0
 
     @property

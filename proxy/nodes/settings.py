@@ -24,21 +24,14 @@ _DNS_PORT: Final = 53
 
 @dataclass(frozen=True, slots=True)
 class NodeUrl:
-    """A parsed url.
+    """A parsed url."""
 
-    Attributes:
-        discovery: The source of the addresses; None: the host is one machine.
-        is_service: Whether the host names SRV records, which have the ports.
-        port: The port in the url, or the default of its scheme.
-        prefix: Prefix of every path: empty or `/something`.
-    """
-
-    discovery: Discovery | None
+    discovery: Discovery | None  # The source of the addresses; None: the host is one machine.
     is_tls: bool
-    is_service: bool
+    is_service: bool  # Whether the host names SRV records, which have the ports.
     host: str
-    port: int
-    prefix: str
+    port: int  # The port in the url, or the default of its scheme.
+    prefix: str  # Prefix of every path: empty or `/something`.
 
 
 def normalized(url: str) -> str:

@@ -94,41 +94,31 @@ class CacheFinding(NamedTuple):
     """The tokens of a prompt that were found in the cache, and why not more. Contains no text.
 
     Its fields are members of the JSON API.
-
-    Attributes:
-        reusable: Tokens that the caches would have had if nothing had been changed or lost.
-        shared: Tokens equal to the earlier prompt from the start; None without one, or if all are
-            equal.
-        token: The first token that differs, from 1; None if none does.
-        is_about: Whether positions are estimated from the sizes of texts.
-        message: Index of the message that differs, from 0.
-        repeated: Number of successive requests of the client with the same cause.
-        earlier: Id of the earlier request that it is compared with.
-        is_continued: See `CacheFacts`, as for `is_awaited`, `tier` and `restore_ms`.
-        no_file: Why the lost tokens were in no slot file either; None if unknown.
-        own: Tokens that earlier requests of the same API key can have left in caches, if fewer than
-            `found` or `reusable`.
     """
 
     cause: Cause
     tokens: int
     found: int
-    reusable: int
+    reusable: int  # Tokens that the caches would have had if nothing had been changed or lost.
+    # Tokens equal to the earlier prompt from the start; None without one, or if all are equal.
     shared: int | None = None
-    token: int | None = None
-    is_about: bool = False
-    message: int | None = None
+    token: int | None = None  # The first token that differs, from 1; None if none does.
+    is_about: bool = False  # Whether positions are estimated from the sizes of texts.
+    message: int | None = None  # Index of the message that differs, from 0.
     role: str | None = None
     dropped: int = 0
-    repeated: int = 1
-    earlier: str | None = None
+    repeated: int = 1  # Number of successive requests of the client with the same cause.
+    earlier: str | None = None  # Id of the earlier request that it is compared with.
     earlier_instance: str | None = None
     age_s: float | None = None
-    is_continued: bool = False
+    is_continued: bool = False  # See `CacheFacts`, as for `is_awaited`, `tier` and `restore_ms`.
     is_awaited: bool = False
     tier: Tier | None = None
     restore_ms: float | None = None
+    # Why the lost tokens were in no slot file either; None if unknown.
     no_file: NoFile | None = None
+    # Tokens that earlier requests of the same API key can have left in caches, if fewer than
+    # `found` or `reusable`.
     own: int | None = None
 
     @property

@@ -361,24 +361,19 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The explanation of one request.
-
-    Attributes:
-        status: HTTP status; None while the request is being answered.
-        findings: The error first, then by descending cost.
-        cache: See `CacheFinding.as_fields`; None if the engine reported nothing.
-    """
+    """The explanation of one request."""
 
     request: str
     model: str | None
     instance: str | None
-    status: int | None
+    status: int | None  # HTTP status; None while the request is being answered.
     code: str | None
-    findings: tuple[Finding, ...]
+    findings: tuple[Finding, ...]  # The error first, then by descending cost.
     phases_ms: Mapping[str, float]
     duration_ms: float | None
     first_token_ms: float | None
     expected_cached_tokens: int | None
+    # See `CacheFinding.as_fields`; None if the engine reported nothing.
     cache: Mapping[str, Any] | None
 
     @property

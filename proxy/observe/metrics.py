@@ -223,18 +223,13 @@ _MAXIMUM: Final = f"{PREFIX}n_tokens_max"  # declared as a counter, but is a max
 
 @dataclass(frozen=True, slots=True)
 class Scraped:
-    """One read of one engine.
-
-    Attributes:
-        exposed_at_s: Time of the last read for `/metrics`.
-        families: Empty if the read failed.
-        values: Unlabelled metrics of the last successful read, by name without `llamacpp:`.
-    """
+    """One read of one engine."""
 
     upstream: Upstream
     at_s: float
-    exposed_at_s: float = float("-inf")
-    families: tuple[Metric, ...] = ()
+    exposed_at_s: float = float("-inf")  # Time of the last read for `/metrics`.
+    families: tuple[Metric, ...] = ()  # Empty if the read failed.
+    # Unlabelled metrics of the last successful read, by name without `llamacpp:`.
     values: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -21,29 +21,21 @@ Phase = Literal["reading", "queued", "loading", "prefill", "decode", "stalled", 
 
 @dataclass(frozen=True, slots=True)
 class RequestStats:
-    """The current figures of a request in flight.
-
-    Attributes:
-        phase: Its phase; for several slots, that of the furthest.
-        position: Position in the queue, from 1; None if it is not queued.
-        slot: The engine's `id_slot`; None if the engine chose, or before it has one.
-        prompt_tokens: Prompt tokens, estimated until the engine reports them; None before it has a
-            slot.
-        prompt_tokens_done: Prompt tokens computed or found in the cache (`cached_tokens`).
-    """
+    """The current figures of a request in flight."""
 
     id: str
     client: str
     path: str
     model: str | None
     instance: str | None
-    slot: int | None
+    slot: int | None  # The engine's `id_slot`; None if the engine chose, or before it has one.
     priority: str
-    phase: Phase
-    position: int | None
+    phase: Phase  # Its phase; for several slots, that of the furthest.
+    position: int | None  # Position in the queue, from 1; None if it is not queued.
     age_s: float
+    # Prompt tokens, estimated until the engine reports them; None before it has a slot.
     prompt_tokens: int | None
-    prompt_tokens_done: int
+    prompt_tokens_done: int  # Prompt tokens computed or found in the cache (`cached_tokens`).
     cached_tokens: int
     decoded_tokens: int
     tokens_per_second: float
@@ -51,20 +43,14 @@ class RequestStats:
 
 @dataclass(frozen=True, slots=True)
 class HistoryQuery:
-    """Filters for past requests, latest first; None matches any.
-
-    Attributes:
-        request_id: Chosen by clients, so several requests may have the same id.
-        is_failed: Whether to return only requests that ended in an error or a cancel.
-        since: Earliest end, as Unix time.
-    """
+    """Filters for past requests, latest first; None matches any."""
 
     limit: int = 20
-    request_id: str | None = None
+    request_id: str | None = None  # Chosen by clients, so several requests may have the same id.
     model: str | None = None
     client: str | None = None
-    is_failed: bool = False
-    since: float | None = None
+    is_failed: bool = False  # Whether to return only requests that ended in an error or a cancel.
+    since: float | None = None  # Earliest end, as Unix time.
 
 
 class RequestHistory(Protocol):

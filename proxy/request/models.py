@@ -29,47 +29,34 @@ _SUBSETS_MAX: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """A model as clients may see it.
-
-    Attributes:
-        state: A request loads an `unloaded` model; `failed` needs an operator.
-        created: Unix time in whole seconds, constant for the life of the model's entry.
-        context_length: Tokens that one request may use; None if not yet known.
-        slots: Slots of all instances; 0 if not yet known.
-        reason: Why it failed, now or before the current load, or None.
-        variant_of: For variants in a list of models: the base model.
-        local_only: The model without other machines, if they make a difference.
-        is_catch_all: Whether all unknown names mean this model.
-        meta: Members `meta` of llama-server's `/v1/models`, as far as known.
-        input_modalities: Its input types, in llama-server's terms.
-        fallback: Names of the models that may answer in its place, in order.
-        is_loadable: Whether it is not loaded but would be loaded for another machine.
-        load_progress: 0 to 1 while it loads; None otherwise or if unknown.
-        adapters: LoRA adapters of its local instances, in the order of their ids.
-        has_fixed_adapters: Whether its instances apply adapters to every request, by `--lora`.
-        only: Adapters that a client must use one of; None if it may use the model without.
-    """
+    """A model as clients may see it."""
 
     id: str
     aliases: tuple[str, ...]
+    # A request loads an `unloaded` model; `failed` needs an operator.
     state: Literal["loaded", "loading", "unloaded", "failed"]
-    created: int
-    context_length: int | None
-    slots: int
-    reason: str | None = None
+    created: int  # Unix time in whole seconds, constant for the life of the model's entry.
+    context_length: int | None  # Tokens that one request may use; None if not yet known.
+    slots: int  # Slots of all instances; 0 if not yet known.
+    reason: str | None = None  # Why it failed, now or before the current load, or None.
     variants: Mapping[str, Variant] = field(default_factory=dict)
     remote_variants: tuple[str, ...] = ()
-    variant_of: str | None = None
+    variant_of: str | None = None  # For variants in a list of models: the base model.
     is_local: bool = True
+    # The model without other machines, if they make a difference.
     local_only: ModelInfo | None = None
-    is_catch_all: bool = False
+    is_catch_all: bool = False  # Whether all unknown names mean this model.
+    # Members `meta` of llama-server's `/v1/models`, as far as known.
     meta: Mapping[str, int | str] = field(default_factory=dict)
-    input_modalities: tuple[str, ...] = ("text",)
-    fallback: tuple[str, ...] = ()
-    is_loadable: bool = False
-    load_progress: float | None = None
+    input_modalities: tuple[str, ...] = ("text",)  # Its input types, in llama-server's terms.
+    fallback: tuple[str, ...] = ()  # Names of the models that may answer in its place, in order.
+    is_loadable: bool = False  # Whether it is not loaded but would be loaded for another machine.
+    load_progress: float | None = None  # 0 to 1 while it loads; None otherwise or if unknown.
+    # LoRA adapters of its local instances, in the order of their ids.
     adapters: tuple[Adapter, ...] = ()
+    # Whether its instances apply adapters to every request, by `--lora`.
     has_fixed_adapters: bool = False
+    # Adapters that a client must use one of; None if it may use the model without.
     only: frozenset[str] | None = None
 
     def limit_to(self, models: frozenset[str]) -> ModelInfo | None:
@@ -99,15 +86,11 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """The model and variant that a name means.
-
-    Attributes:
-        remote_variant: Name of a variant that another machine applies; empty for none.
-    """
+    """The model and variant that a name means."""
 
     model_info: ModelInfo
     variant: Variant | None = None
-    remote_variant: str = ""
+    remote_variant: str = ""  # Name of a variant that another machine applies; empty for none.
     adapter: str = ""
 
 
@@ -270,13 +253,9 @@ async def load_in_time(loader: ModelLoader, model: str, limit_s: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """A model's use of GPUs.
+    """A model's use of GPUs."""
 
-    Attributes:
-        layers: Layers on GPUs of the instance with the most; the output counts as one.
-    """
-
-    layers: int = 0
+    layers: int = 0  # Layers on GPUs of the instance with the most; the output counts as one.
     memory_bytes: int = 0
     devices: tuple[str, ...] = ()
 
@@ -326,27 +305,20 @@ class PromptWarmer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelDetails:
-    """Metadata of a model's file.
+    """Metadata of a model's file."""
 
-    Attributes:
-        architecture: GGUF's name of it, such as `llama`.
-    """
-
-    architecture: str = ""
+    architecture: str = ""  # GGUF's name of it, such as `llama`.
     chat_template: str = ""
     capabilities: tuple[str, ...] = ("completion",)
 
 
 @dataclass(frozen=True, slots=True)
 class Residence:
-    """Memory and remaining time of a loaded model.
-
-    Attributes:
-        unload_in_s: Time until it is unloaded if no request comes; None for never.
-    """
+    """Memory and remaining time of a loaded model."""
 
     memory_bytes: int = 0
     gpu_bytes: int = 0
+    # Time until it is unloaded if no request comes; None for never.
     unload_in_s: float | None = None
 
 

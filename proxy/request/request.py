@@ -91,54 +91,41 @@ _ANSWER_LIMITS: Final = ("max_tokens", "max_completion_tokens", "n_predict", "ma
 # Not frozen, as `Content`: that would take nine microseconds for each request.
 @dataclass(slots=True)
 class ProxyRequest:
-    """A request for a model. Nothing changes it.
-
-    Attributes:
-        query: Raw query, without the question mark.
-        headers: Header fields that an instance may see.
-        json: The members of a JSON object, or the texts of a form.
-        client: Name of an API key, or an address; for fairness and limits.
-        is_from_proxy: Whether another llama-corral forwarded it; then no node gets it.
-        is_background: Whether no client waits for it; then it does not prevent eviction.
-        remote_variant: Name of a variant that a node applies; empty for none.
-        is_autoload: Whether it may load its model; False with the query parameter `autoload=false`.
-        is_let_in: Whether it belongs to a request that was queued before, so that the queue's limit
-            does not apply.
-        keep_alive_s: Time that its model stays loaded without requests, infinite for ever; None if
-            not given.
-        max_context: Most prompt tokens that its API key permits; None for any number.
-        adapter: Name of the LoRA adapter that its `lora` selects, empty for none; None if the model
-            has no adapters here or the client wrote `lora`.
-        wait_s: Time that the client waits for the first token; None if not given.
-        owner: Owner of the caches that it uses.
-    """
+    """A request for a model. Nothing changes it."""
 
     request_id: str
     method: str
     path: str
-    query: str
-    headers: CIMultiDict[str]
+    query: str  # Raw query, without the question mark.
+    headers: CIMultiDict[str]  # Header fields that an instance may see.
     body: bytes
-    json: Mapping[str, Any]
+    json: Mapping[str, Any]  # The members of a JSON object, or the texts of a form.
     kind: EndpointKind
     model: str
-    client: str
+    client: str  # Name of an API key, or an address; for fairness and limits.
     priority: Priority
     queue_timeout_s: float
     prompt: Prompt | None = None
     session: str | None = None
-    is_from_proxy: bool = False
-    is_background: bool = False
+    is_from_proxy: bool = False  # Whether another llama-corral forwarded it; then no node gets it.
+    is_background: bool = False  # Whether no client waits for it; then it does not prevent eviction
     form: Form | None = None
+    # Whether it belongs to a request that was queued before, so that the queue's limit does not
+    # apply.
     is_let_in: bool = False
     slots: int = 1
-    remote_variant: str = ""
+    remote_variant: str = ""  # Name of a variant that a node applies; empty for none.
+    # Whether it may load its model; False with the query parameter `autoload=false`.
     is_autoload: bool = True
+    # Time that its model stays loaded without requests, infinite for ever; None if not given.
     keep_alive_s: float | None = None
+    # Name of the LoRA adapter that its `lora` selects, empty for none; None if the model has no
+    # adapters here or the client wrote `lora`.
     adapter: str | None = None
-    wait_s: float | None = None
+    wait_s: float | None = None  # Time that the client waits for the first token; None if not given
+    # Most prompt tokens that its API key permits; None for any number.
     max_context: int | None = None
-    owner: CacheOwner = ANYONE
+    owner: CacheOwner = ANYONE  # Owner of the caches that it uses.
 
     @property
     def may_load(self) -> bool:
@@ -170,16 +157,13 @@ def client_of(request: web.BaseRequest) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """The translation of one of our endpoints into an instance's endpoint.
-
-    Attributes:
-        members: Translates our members into its members; raises BadRequest.
-        size_bytes: Returns how long a body may become; long ones are read in a thread.
-    """
+    """The translation of one of our endpoints into an instance's endpoint."""
 
     path: str
     kind: EndpointKind
+    # Translates our members into its members; raises BadRequest.
     members: Callable[[dict[str, Any]], dict[str, Any]]
+    # Returns how long a body may become; long ones are read in a thread.
     size_bytes: Callable[[bytes], int] = len
 
 

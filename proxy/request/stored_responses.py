@@ -29,17 +29,12 @@ Items = Sequence[Any]
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """A request's input and its response.
+    """A request's input and its response."""
 
-    Attributes:
-        input: JSON of the request's items, without those of earlier turns.
-        holders: Number of stored responses and later turns that need it.
-    """
-
-    input: bytes
+    input: bytes  # JSON of the request's items, without those of earlier turns.
     response: bytes
     previous: Turn | None
-    holders: int = 0
+    holders: int = 0  # Number of stored responses and later turns that need it.
 
     @property
     def size_bytes(self) -> int:

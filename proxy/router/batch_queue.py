@@ -45,21 +45,13 @@ def form(config: BatchConfig, waiting: int, waited_ms: float) -> tuple[int, bool
 
 @dataclass(frozen=True, slots=True)
 class BatchQueueStats:
-    """Statistics of one model since the start.
+    """Statistics of one model since the start."""
 
-    Attributes:
-        total_queued: Requests that joined.
-        total_batches: Batches that began.
-        total_single: Requests that began singly.
-        avg_batch_size: Average number of requests in a batch.
-        avg_wait_ms: Average wait of a request until its turn.
-    """
-
-    total_queued: int = 0
-    total_batches: int = 0
-    total_single: int = 0
-    avg_batch_size: float = 0.0
-    avg_wait_ms: float = 0.0
+    total_queued: int = 0  # Requests that joined.
+    total_batches: int = 0  # Batches that began.
+    total_single: int = 0  # Requests that began singly.
+    avg_batch_size: float = 0.0  # Average number of requests in a batch.
+    avg_wait_ms: float = 0.0  # Average wait of a request until its turn.
 
 
 _COUNTERS: Final[Mapping[str, tuple[str, Callable[[BatchQueueStats], float]]]] = {

@@ -224,21 +224,14 @@ def is_in_share(share: float, request: ProxyRequest) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Shortlist:
-    """Finds the instances that one request could prefer.
+    """Finds the instances that one request could prefer."""
 
-    Attributes:
-        sets: All instances of its model.
-        owners: Sets of instances by their number of the latest conversations, 0 included.
-        hint: Expected cache contents for its prompt.
-        tokens: Tokens of its prompt.
-        decode_s: See `LeaseTimes.decode_s`.
-    """
-
-    sets: InstanceSets
+    sets: InstanceSets  # All instances of its model.
+    # Sets of instances by their number of the latest conversations, 0 included.
     owners: Mapping[int, int]
-    hint: CacheHint
-    tokens: int
-    decode_s: float
+    hint: CacheHint  # Expected cache contents for its prompt.
+    tokens: int  # Tokens of its prompt.
+    decode_s: float  # See `LeaseTimes.decode_s`.
 
     def find(
         self, policy: Policy, candidates: int, free: int, *, on_trial: bool

@@ -74,26 +74,19 @@ _RETRY_MAX_S: Final = 120
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The estimate for one request; unknown figures are None.
-
-    Attributes:
-        new_tokens: Prompt tokens that the instance has to compute.
-        length: The prompt's length and its expected part in the instance's cache; None without a
-            prompt.
-        load: The load before the request, if no instance serves the model.
-        first_token: Time of the first token, including the wait in the queue.
-        factor: The factor of the correction, beside `others` other requests.
-    """
+    """The estimate for one request; unknown figures are None."""
 
     model: str
     prompt_tokens: int
-    new_tokens: int
+    new_tokens: int  # Prompt tokens that the instance has to compute.
     instance: str | None
     is_loaded: bool = True
+    # The prompt's length and its expected part in the instance's cache; None without a prompt.
     length: PromptLength | None = None
-    load: LoadForecast | None = None
+    load: LoadForecast | None = None  # The load before the request, if no instance serves the model
+    # Time of the first token, including the wait in the queue.
     first_token: FirstToken | None = None
-    factor: float = 1.0
+    factor: float = 1.0  # The factor of the correction, beside `others` other requests.
     others: int = 0
 
     @property

@@ -28,17 +28,11 @@ AnswerRow = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class EngineCosts:
-    """The time that an engine takes, in seconds.
+    """The time that an engine takes, in seconds."""
 
-    Attributes:
-        prompt: Seconds per unit of `PromptRow`.
-        answer: Seconds per unit of `AnswerRow`.
-        overhead_s: From the lease of a slot until an idle engine begins with the prompt.
-    """
-
-    prompt: PromptRow
-    answer: AnswerRow
-    overhead_s: float = 0.0
+    prompt: PromptRow  # Seconds per unit of `PromptRow`.
+    answer: AnswerRow  # Seconds per unit of `AnswerRow`.
+    overhead_s: float = 0.0  # From the lease of a slot until an idle engine begins with the prompt.
 
     def prompt_s(self, row: PromptRow) -> float:
         return sum(a * b for a, b in zip(self.prompt, row, strict=True))
@@ -56,41 +50,27 @@ def prompt_row(tokens: float, depth: float, batch_tokens: int, prompts: float = 
 
 @dataclass(slots=True, eq=False)
 class RunningRequest:
-    """A request that has a slot.
+    """A request that has a slot."""
 
-    Attributes:
-        slot: The engine's number of the slot; a guess if the engine chose it.
-        prompt_tokens: Prompt tokens left to compute.
-        depth: Tokens before these, or before those of the answer.
-        answer_tokens: Expected number of tokens left to generate.
-        first_token_s: Set by a simulation once the prompt is computed.
-    """
-
-    slot: int
-    prompt_tokens: int
-    depth: int
-    answer_tokens: float
-    first_token_s: float | None = None
+    slot: int  # The engine's number of the slot; a guess if the engine chose it.
+    prompt_tokens: int  # Prompt tokens left to compute.
+    depth: int  # Tokens before these, or before those of the answer.
+    answer_tokens: float  # Expected number of tokens left to generate.
+    first_token_s: float | None = None  # Set by a simulation once the prompt is computed.
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingRequest:
-    """A request that has no slot yet.
+    """A request that has no slot yet."""
 
-    Attributes:
-        prompt_tokens: Tokens of the whole prompt.
-        uncached_tokens: Prompt tokens to compute on an instance with nothing in its cache; None:
-            all.
-        new_tokens: Prompt tokens to compute on instances with a part in their cache, by name.
-        instance: The only instance whose slot it takes; None: any.
-        slots: The slot that holds its conversation, by instance.
-    """
-
-    prompt_tokens: int
+    prompt_tokens: int  # Tokens of the whole prompt.
     answer_tokens: float
+    # Prompt tokens to compute on an instance with nothing in its cache; None: all.
     uncached_tokens: int | None = None
+    # Prompt tokens to compute on instances with a part in their cache, by name.
     new_tokens: Mapping[str, int] = field(default_factory=dict)
-    instance: str | None = None
+    instance: str | None = None  # The only instance whose slot it takes; None: any.
+    # The slot that holds its conversation, by instance.
     slots: Mapping[str, int] = field(default_factory=dict)
 
     def new_on(self, instance: str) -> int:
@@ -101,33 +81,23 @@ class WaitingRequest:
 
 @dataclass(frozen=True, slots=True)
 class EngineWork:
-    """An instance and its requests.
-
-    Attributes:
-        batch_tokens: The most tokens in one pass.
-        free_slots: In the order in which the engine takes them.
-        weight: Its speed as a multiple of an average instance's.
-    """
+    """An instance and its requests."""
 
     name: str
-    batch_tokens: int
+    batch_tokens: int  # The most tokens in one pass.
     running: tuple[RunningRequest, ...] = ()
-    free_slots: tuple[int, ...] = ()
-    weight: float = 1.0
+    free_slots: tuple[int, ...] = ()  # In the order in which the engine takes them.
+    weight: float = 1.0  # Its speed as a multiple of an average instance's.
 
 
 @dataclass(frozen=True, slots=True)
 class ModelWork:
-    """The engines of a model, and all requests that wait, in the order of their turns.
-
-    Attributes:
-        place: The place of the estimated request in `waiting`, from 0.
-        ready_in_s: When the engines begin: after the load of the model, if it is not loaded.
-    """
+    """The engines of a model, and all requests that wait, in the order of their turns."""
 
     engines: tuple[EngineWork, ...]
     waiting: tuple[WaitingRequest, ...]
-    place: int
+    place: int  # The place of the estimated request in `waiting`, from 0.
+    # When the engines begin: after the load of the model, if it is not loaded.
     ready_in_s: float = 0.0
 
     @property
@@ -137,23 +107,15 @@ class ModelWork:
 
 @dataclass(frozen=True, slots=True)
 class LoadForecast:
-    """The load of a model that no instance serves.
+    """The load of a model that no instance serves."""
 
-    Attributes:
-        in_s: Seconds until it serves; None if it was never loaded, or the time is unknown now.
-        evicts: The models that would be unloaded for it.
-        instances: The number of instances that would start.
-        slots: The slots of each instance.
-        batch_tokens: The most tokens in one pass of each instance.
-        refusal: Why it would not be loaded; None: it would.
-    """
-
+    # Seconds until it serves; None if it was never loaded, or the time is unknown now.
     in_s: float | None
-    evicts: tuple[str, ...] = ()
-    instances: int = 1
-    slots: int = 1
-    batch_tokens: int = BATCH_TOKENS
-    refusal: str | None = None
+    evicts: tuple[str, ...] = ()  # The models that would be unloaded for it.
+    instances: int = 1  # The number of instances that would start.
+    slots: int = 1  # The slots of each instance.
+    batch_tokens: int = BATCH_TOKENS  # The most tokens in one pass of each instance.
+    refusal: str | None = None  # Why it would not be loaded; None: it would.
 
 
 class LoadForecaster(Protocol):

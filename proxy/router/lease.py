@@ -56,35 +56,25 @@ Clock = Callable[[], float]
 
 @dataclass(slots=True, eq=False)
 class ResponseProgress:
-    """The progress of one response; the relay counts it.
-
-    Attributes:
-        is_awaiting_upstream: Whether the instance has to send the next bytes; otherwise the client
-            has not yet taken the previous ones.
-        is_reported: Whether the instance has reported the prompt's figures.
-        bytes_received: Bytes of the body, without pings.
-        prompt_done: Prompt tokens computed or cached.
-        prompt_step: Prompt tokens computed in the latest pass; in several if their reports arrived
-            together.
-        prompt_total: Tokens of the prompt; an estimate until the instance reports progress.
-        prompt_max: The most tokens that the prompt may have.
-        chunked: Prompt tokens that earlier requests computed for this one; they are not cache hits.
-        decoded: Events of generated text.
-    """
+    """The progress of one response; the relay counts it."""
 
     _clock: Clock
     _on_first_token: Callable[[], None] | None = None
     has_header: bool = False
+    # Whether the instance has to send the next bytes; otherwise the client has not yet taken the
+    # previous ones.
     is_awaiting_upstream: bool = True
-    is_reported: bool = False
-    bytes_received: int = 0
-    prompt_done: int = 0
+    is_reported: bool = False  # Whether the instance has reported the prompt's figures.
+    bytes_received: int = 0  # Bytes of the body, without pings.
+    prompt_done: int = 0  # Prompt tokens computed or cached.
+    # Prompt tokens computed in the latest pass; in several if their reports arrived together.
     prompt_step: int = 0
-    prompt_total: int = 0
-    prompt_max: int = sys.maxsize
+    prompt_total: int = 0  # Tokens of the prompt; an estimate until the instance reports progress.
+    prompt_max: int = sys.maxsize  # The most tokens that the prompt may have.
     cached: int = 0
+    # Prompt tokens that earlier requests computed for this one; they are not cache hits.
     chunked: int = 0
-    decoded: int = 0
+    decoded: int = 0  # Events of generated text.
     first_token_at_s: float | None = None
 
     def receive(self, chunk: bytes) -> None:
@@ -147,38 +137,29 @@ class ProcessExit(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """An instance's requests.
-
-    Attributes:
-        awaiting_upstream: Requests for which the instance has to send the next bytes; clients of
-            the others have not yet taken the previous ones.
-        bytes_received: Bytes of responses, without pings; does not decrease while the instance is
-            in service or holds a request.
-        is_silent: It does not answer `/health`.
-    """
+    """An instance's requests."""
 
     in_flight: int = 0
+    # Requests for which the instance has to send the next bytes; clients of the others have not yet
+    # taken the previous ones.
     awaiting_upstream: int = 0
+    # Bytes of responses, without pings; does not decrease while the instance is in service or holds
+    # a request.
     bytes_received: int = 0
-    is_silent: bool = False
+    is_silent: bool = False  # It does not answer `/health`.
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceStats:
-    """An instance at one moment.
-
-    Attributes:
-        conversations: How many of the latest conversations it owns.
-        prefill_tps: 0 before its first answer, like `decode_tps`.
-        acceptance: Share of drafted tokens that were accepted, 0 to 1; None before any.
-    """
+    """An instance at one moment."""
 
     upstream: Upstream
     in_service: bool
-    conversations: int
-    prefill_tps: float
+    conversations: int  # How many of the latest conversations it owns.
+    prefill_tps: float  # 0 before its first answer, like `decode_tps`.
     decode_tps: float
     leases: tuple[LeaseStats, ...]
+    # Share of drafted tokens that were accepted, 0 to 1; None before any.
     acceptance: float | None = None
     weight: Weight = EQUAL
 
@@ -193,35 +174,30 @@ class RoutingTarget:
 
     A slot may be in use after its request is over (the engine has not stopped yet), or free before
     (the client has not taken the end of the response yet).
-
-    Attributes:
-        is_silent: It does not respond, and gets only requests that no other instance can take.
-        turn: Its place in the order of use; the router advances it less for a larger weight.
-        bit: Its bit in sets of instances, as assigned by `PrefixIndex`.
-        changed: Shared set of changed instances; this one adds itself when its leases, turn or
-            rates change.
-        bytes_received: Bytes of responses to requests that are over.
-        finished: Its latest responses; estimates learn from the last `unlearned` of them.
-        chunk_turn: Held for a chunk of a prompt, and for the pause after it.
-        slot_order: Read lock: held while a slot of known number is prepared. Write lock: held by
-            requests that depend on the order in which the engine takes slots.
-        owner_turn: Held while requests of one cache owner make room for another's.
     """
 
     upstream: Upstream
     rates: Rates
     in_service: bool = True
+    # It does not respond, and gets only requests that no other instance can take.
     is_silent: bool = False
+    # Its place in the order of use; the router advances it less for a larger weight.
     turn: float = 0.0
-    bit: int = 0
+    bit: int = 0  # Its bit in sets of instances, as assigned by `PrefixIndex`.
+    # Shared set of changed instances; this one adds itself when its leases, turn or rates change.
     changed: set[RoutingTarget] = field(default_factory=set)
-    bytes_received: int = 0
+    bytes_received: int = 0  # Bytes of responses to requests that are over.
     in_flight: InFlight[Lease] = field(default_factory=InFlight)
     leases: list[Lease] = field(default_factory=list)
+    # Its latest responses; estimates learn from the last `unlearned` of them.
     finished: deque[Finished] = field(default_factory=lambda: deque(maxlen=_FINISHED_MAX))
     unlearned: int = 0
+    # Held for a chunk of a prompt, and for the pause after it.
     chunk_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    # Read lock: held while a slot of known number is prepared. Write lock: held by requests that
+    # depend on the order in which the engine takes slots.
     slot_order: RWLock = field(default_factory=lambda: RWLock(fast=True))
+    # Held while requests of one cache owner make room for another's.
     owner_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _placed: asyncio.Event | None = field(default=None, init=False)
 
@@ -339,44 +315,32 @@ _NO_EXIT: Final = (UpstreamLoading, UpstreamSilent, UpstreamShutDown, UpstreamUn
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The report of a complete response; members that it lacks are None.
-
-    Attributes:
-        reply: The assistant's message in the format of OpenAI's chat API; it identifies the
-            conversation's next turn.
-        all_choices: `timings` summed over all answers to the prompt.
-    """
+    """The report of a complete response; members that it lacks are None."""
 
     timings: Timings | None = None
+    # The assistant's message in the format of OpenAI's chat API; it identifies the conversation's
+    # next turn.
     reply: Mapping[str, Any] | None = None
-    all_choices: Timings | None = None
+    all_choices: Timings | None = None  # `timings` summed over all answers to the prompt.
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseStats:
-    """A slot in use.
-
-    Attributes:
-        phase: `ending`: the request is over and the engine has not yet confirmed an idle slot.
-        prompt_done: Prompt tokens computed or cached.
-        prompt_step: Prompt tokens computed in the latest pass.
-        prompt_total: Tokens of the prompt; an estimate until the instance reports progress.
-        decoded: Events of generated text.
-        first_token_at_s: Monotonic, like `began_at_s`.
-        id_slot: The engine's number of the slot; None: the engine chose it and did not report it.
-    """
+    """A slot in use."""
 
     request_id: str
     client: str
+    # `ending`: the request is over and the engine has not yet confirmed an idle slot.
     phase: Literal["prefill", "decode", "ending"]
-    prompt_done: int
-    prompt_total: int
+    prompt_done: int  # Prompt tokens computed or cached.
+    prompt_total: int  # Tokens of the prompt; an estimate until the instance reports progress.
     cached: int
-    decoded: int
+    decoded: int  # Events of generated text.
     began_at_s: float
-    first_token_at_s: float | None
+    first_token_at_s: float | None  # Monotonic, like `began_at_s`.
+    # The engine's number of the slot; None: the engine chose it and did not report it.
     id_slot: int | None = None
-    prompt_step: int = 0
+    prompt_step: int = 0  # Prompt tokens computed in the latest pass.
 
 
 def by_slot(leases: Sequence[LeaseStats], count: int) -> dict[int, LeaseStats | None]:
@@ -406,86 +370,64 @@ class Lease(InFlightRequest):
     then decode (`progress`); ended (`Router.finish`: queue, index and slots learn from the
     response); `is_ending`, if the engine may still use the slot; released. A retry begins again
     with a lease of its own.
-
-    Attributes:
-        progress: The progress of the response; the relay counts it.
-        sequences: Slots of the instance in use when the lease began, its own included.
-        expected_cached: Prompt tokens expected in the instance's cache.
-        position: Place in the queue when it joined, from 1; 0 if it did not wait.
-        slot: The tracked slot that it uses; None if the instance's slots are not tracked.
-        id_slot: The slot that the request names; None: the engine chooses.
-        owners: Cache owners of the engine's process; None until the request is sent.
-        is_cache_off: The engine must reuse nothing, because that could be another owner's.
-        is_continued: A running process is known to have its conversation.
-        has_awaited_owner: It waited for the instance that has its conversation, although another
-            had a slot free.
-        is_beside_own: Another request used the slot that held its conversation.
-        has_own_slot: Whether its slot held its conversation; None if unknown.
-        restored: The file from which its slot was filled, or None.
-        restore_s: The duration of that restore.
-        slots_s: For how long it waited for the list of the engine's slots before it was sent.
-        restored_tokens: Prompt tokens in its slot from a file restored now or when the process
-            began. If the request names the slot, its response shows whether the engine uses them.
-        tier: The place in which its prompt was found; None until its response ends, and on a node.
-        finding: The result of the prompt's cache lookup; None until its response ends.
-        chunked: Sum of the requests that computed parts of its prompt before it; None without any.
-        is_paused: Its slot is idle between two of those requests.
-        reported: Sum of the complete responses to it.
-        is_reported: Nothing was sent since the last of those responses.
-        is_taken: Its slots are in use, and their use was not reported yet.
-        unfinished: The part of a broken stream that its client has; None if it is not plain text.
-        is_unsent: The instance accepted no connection, so the request cannot have caused its exit.
-        exit: How the instance's process ended; None while it runs.
-        exit_reason: Why it ended, for clients; empty if they are not to be told.
-        beside: Leases of the further slots of a request for several completions.
-        first: Of such a slot: the lease of the first one.
-        is_ending: The request is over, but the engine may still use the slot.
-        is_diverted: Its side of a trial had no free slot.
-        is_overdue: It was reported as still in use.
     """
 
     request: ProxyRequest
     instance: RoutingTarget
     clock: Clock
-    first: Lease | None = None
+    first: Lease | None = None  # Of such a slot: the lease of the first one.
     on_first_token: InitVar[Callable[[], None] | None] = None
     upstream: Upstream = field(init=False)
     began_at_s: float = field(init=False)
     ended_at_s: float = 0.0
+    # The progress of the response; the relay counts it.
     progress: ResponseProgress = field(init=False)
-    sequences: int = 1
-    expected_cached: int = 0
+    sequences: int = 1  # Slots of the instance in use when the lease began, its own included.
+    expected_cached: int = 0  # Prompt tokens expected in the instance's cache.
     queued_s: float = 0.0
-    position: int = 0
+    position: int = 0  # Place in the queue when it joined, from 1; 0 if it did not wait.
     conversation: Conversation | None = None
     conversation_number: int | None = None
+    # The tracked slot that it uses; None if the instance's slots are not tracked.
     slot: Slot | None = None
-    id_slot: int | None = None
+    id_slot: int | None = None  # The slot that the request names; None: the engine chooses.
+    # Cache owners of the engine's process; None until the request is sent.
     owners: SlotOwners | None = None
+    # The engine must reuse nothing, because that could be another owner's.
     is_cache_off: bool = False
-    is_continued: bool = False
+    is_continued: bool = False  # A running process is known to have its conversation.
+    # It waited for the instance that has its conversation, although another had a slot free.
     has_awaited_owner: bool = False
-    is_beside_own: bool = False
-    has_own_slot: bool | None = None
-    restored: SavedPrompt | None = None
-    restore_s: float = 0.0
+    is_beside_own: bool = False  # Another request used the slot that held its conversation.
+    has_own_slot: bool | None = None  # Whether its slot held its conversation; None if unknown.
+    restored: SavedPrompt | None = None  # The file from which its slot was filled, or None.
+    restore_s: float = 0.0  # The duration of that restore.
+    # For how long it waited for the list of the engine's slots before it was sent.
     slots_s: float = 0.0
+    # Prompt tokens in its slot from a file restored now or when the process began. If the request
+    # names the slot, its response shows whether the engine uses them.
     restored_tokens: int = 0
+    # The place in which its prompt was found; None until its response ends, and on a node.
     tier: Tier | None = None
+    # The result of the prompt's cache lookup; None until its response ends.
     finding: CacheFinding | None = None
+    # Sum of the requests that computed parts of its prompt before it; None without any.
     chunked: Timings | None = None
-    is_paused: bool = False
-    reported: Timings | None = None
-    is_reported: bool = True
-    is_taken: bool = field(init=False)
+    is_paused: bool = False  # Its slot is idle between two of those requests.
+    reported: Timings | None = None  # Sum of the complete responses to it.
+    is_reported: bool = True  # Nothing was sent since the last of those responses.
+    is_taken: bool = field(init=False)  # Its slots are in use, and their use was not reported yet.
+    # The part of a broken stream that its client has; None if it is not plain text.
     unfinished: Unfinished | None = None
+    # The instance accepted no connection, so the request cannot have caused its exit.
     is_unsent: bool = False
-    exit: ProcessExit | None = None
-    exit_reason: str = ""
+    exit: ProcessExit | None = None  # How the instance's process ended; None while it runs.
+    exit_reason: str = ""  # Why it ended, for clients; empty if they are not to be told.
+    # Leases of the further slots of a request for several completions.
     beside: tuple[Lease, ...] = ()
-    is_ending: bool = False
-    is_diverted: bool = False
-    is_overdue: bool = False
+    is_ending: bool = False  # The request is over, but the engine may still use the slot.
+    is_diverted: bool = False  # Its side of a trial had no free slot.
+    is_overdue: bool = False  # It was reported as still in use.
     _exited: asyncio.Event | None = None  # few leases wait for it
 
     def __post_init__(self, on_first_token: Callable[[], None] | None) -> None:
@@ -633,21 +575,16 @@ class Tokens:
 
 @dataclass(slots=True)
 class SlotUse:
-    """One request on one instance, from its lease until its slots were idle.
+    """One request on one instance, from its lease until its slots were idle."""
 
-    Attributes:
-        client: The name of an API key, or an address; empty for work of our own.
-        slot_s: Seconds, times the slots that it held.
-        is_exact: Whether the engine reported the tokens; otherwise they are a lower bound.
-        is_cut_off: Whether they were read from the slot that is probably its own, or not at all.
-    """
-
-    client: str
+    client: str  # The name of an API key, or an address; empty for work of our own.
     model: str
     instance: str
     tokens: Tokens
-    slot_s: float
+    slot_s: float  # Seconds, times the slots that it held.
+    # Whether the engine reported the tokens; otherwise they are a lower bound.
     is_exact: bool = True
+    # Whether they were read from the slot that is probably its own, or not at all.
     is_cut_off: bool = False
 
 

@@ -93,15 +93,10 @@ _GROWN: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class PromptLength:
-    """The length of a prompt.
+    """The length of a prompt."""
 
-    Attributes:
-        tokens: Tokens, estimated from its bytes.
-        cached: The part of them expected in a cache.
-    """
-
-    tokens: int
-    cached: int = 0
+    tokens: int  # Tokens, estimated from its bytes.
+    cached: int = 0  # The part of them expected in a cache.
 
     @property
     def new(self) -> int:
@@ -150,17 +145,13 @@ _OWN_SHARE_MIN: Final = 0.2
 
 
 class Span(NamedTuple):
-    """The times of one request in monotonic seconds, and its tokens.
-
-    Attributes:
-        depth: Cached tokens before the computed tokens of the prompt.
-    """
+    """The times of one request in monotonic seconds, and its tokens."""
 
     prompt_at_s: float
     first_at_s: float
     end_at_s: float
     prompt_tokens: int
-    depth: int
+    depth: int  # Cached tokens before the computed tokens of the prompt.
     decoded_tokens: int
 
     @property
@@ -169,15 +160,11 @@ class Span(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """A complete response.
-
-    Attributes:
-        limit: The client's token limit for the answer; None: none.
-        overhead_s: From the lease of the slot until the engine began; None if the engine was busy.
-    """
+    """A complete response."""
 
     span: Span
-    limit: int | None
+    limit: int | None  # The client's token limit for the answer; None: none.
+    # From the lease of the slot until the engine began; None if the engine was busy.
     overhead_s: float | None
 
 

@@ -45,19 +45,13 @@ async def _error_of(wait: Coroutine[None, None, None]) -> ProxyError | None:
 
 @dataclass(frozen=True, slots=True)
 class ModelDemand:
-    """Clients' demand for a model on this machine.
-
-    Attributes:
-        working: Requests on its local instances, withdrawn ones included.
-        idle_since_s: When the last request ended; minus infinity before the first.
-        cached_tokens: Known tokens of conversations in its slots.
-        held_back: Waiting requests that more slots would not help: another prompt comes first.
-    """
+    """Clients' demand for a model on this machine."""
 
     waiting: int
-    working: int
-    idle_since_s: float
-    cached_tokens: int
+    working: int  # Requests on its local instances, withdrawn ones included.
+    idle_since_s: float  # When the last request ended; minus infinity before the first.
+    cached_tokens: int  # Known tokens of conversations in its slots.
+    # Waiting requests that more slots would not help: another prompt comes first.
     held_back: int = 0
 
 

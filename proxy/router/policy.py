@@ -49,14 +49,10 @@ WeightReason = Literal["measured", "set", "equal"]
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """An instance's share of requests as a multiple of an average one.
-
-    Attributes:
-        reason: `measured`, `set` in the settings, or `equal`: too few measurements, or too little
-            difference.
-    """
+    """An instance's share of requests as a multiple of an average one."""
 
     value: float = 1.0
+    # `measured`, `set` in the settings, or `equal`: too few measurements, or too little difference.
     reason: WeightReason = "equal"
 
 
@@ -108,38 +104,24 @@ WORTH_TOKENS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An instance as one request sees it.
-
-    Attributes:
-        turn: Its place in the order of use; the lowest is next.
-        conversations: How many of the latest conversations it owns.
-        cached_tokens: Tokens of this prompt expected in its cache.
-        saved_tokens: The value of a slot file with this prompt, in tokens.
-        backlog_tokens: Prompt tokens left to compute.
-        decode_s: Estimated seconds from the first to the last token of an answer.
-        free_in_s: Estimated seconds until a slot is free; 0 if one is.
-        is_spare: It takes only requests that find no free slot elsewhere.
-        needed: Slots that the request would use.
-        is_on_trial: It runs the profile on trial.
-        weight: Its share of requests as a multiple of an average instance's.
-        is_held: Another prompt comes first, or its last slot is for interactive requests.
-    """
+    """An instance as one request sees it."""
 
     name: str
     slots: int
     slots_in_use: int = 0
-    turn: float = 0.0
-    conversations: int = 0
-    cached_tokens: int = 0
-    saved_tokens: int = 0
-    backlog_tokens: int = 0
+    turn: float = 0.0  # Its place in the order of use; the lowest is next.
+    conversations: int = 0  # How many of the latest conversations it owns.
+    cached_tokens: int = 0  # Tokens of this prompt expected in its cache.
+    saved_tokens: int = 0  # The value of a slot file with this prompt, in tokens.
+    backlog_tokens: int = 0  # Prompt tokens left to compute.
     prefill_tps: float = 500.0
-    decode_s: float = 0.0
-    free_in_s: float = 0.0
-    is_spare: bool = False
-    needed: int = 1
-    is_on_trial: bool = False
-    weight: float = 1.0
+    decode_s: float = 0.0  # Estimated seconds from the first to the last token of an answer.
+    free_in_s: float = 0.0  # Estimated seconds until a slot is free; 0 if one is.
+    is_spare: bool = False  # It takes only requests that find no free slot elsewhere.
+    needed: int = 1  # Slots that the request would use.
+    is_on_trial: bool = False  # It runs the profile on trial.
+    weight: float = 1.0  # Its share of requests as a multiple of an average instance's.
+    # Another prompt comes first, or its last slot is for interactive requests.
     is_held: bool = False
 
     @property
@@ -166,18 +148,12 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The decision for a request.
+    """The decision for a request."""
 
-    Attributes:
-        name: The instance whose slot it takes; None: it waits.
-        moves_in_s: Seconds until it leaves the owner for a slot that is free elsewhere; None if no
-            slot is free.
-        is_diverted: Whether its side of a trial had no slot for it.
-    """
-
-    name: str | None
+    name: str | None  # The instance whose slot it takes; None: it waits.
+    # Seconds until it leaves the owner for a slot that is free elsewhere; None if no slot is free.
     moves_in_s: float | None = None
-    is_diverted: bool = False
+    is_diverted: bool = False  # Whether its side of a trial had no slot for it.
 
 
 def choose(  # noqa: PLR0913 (the facts of one request)

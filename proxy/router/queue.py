@@ -54,31 +54,20 @@ _CLIENTS_MAX: Final = 256
 
 @dataclass(slots=True, eq=False)
 class QueuedRequest:
-    """A request in the queue.
-
-    Attributes:
-        joined_at_s: Monotonic.
-        avoid: Names of instances to take only if there is no other.
-        session: The hash of the client's own name for the conversation, or None.
-        tag: Its place in the priority's own time; set by the queue.
-        number: Its place among equal tags; set by the queue.
-        new_tokens: Prompt tokens to compute, as expected when it joined.
-        position: Place when it joined, from 1; 0 if it got a slot at once.
-        awaited: The owner for which it waits although another instance has a free slot, or None.
-        looks_again_at_s: Time at which it chooses again in any case.
-    """
+    """A request in the queue."""
 
     request: ProxyRequest
-    joined_at_s: float
-    avoid: Collection[str] = ()
-    session: int | None = None
-    tag: float = -1.0
-    number: int = 0
+    joined_at_s: float  # Monotonic.
+    avoid: Collection[str] = ()  # Names of instances to take only if there is no other.
+    session: int | None = None  # The hash of the client's own name for the conversation, or None.
+    tag: float = -1.0  # Its place in the priority's own time; set by the queue.
+    number: int = 0  # Its place among equal tags; set by the queue.
     lease: Lease | None = None
-    new_tokens: int = 0
-    position: int = 0
+    new_tokens: int = 0  # Prompt tokens to compute, as expected when it joined.
+    position: int = 0  # Place when it joined, from 1; 0 if it got a slot at once.
+    # The owner for which it waits although another instance has a free slot, or None.
     awaited: RoutingTarget | None = None
-    looks_again_at_s: float = 0.0
+    looks_again_at_s: float = 0.0  # Time at which it chooses again in any case.
     _wake: asyncio.Event | None = field(default=None, init=False)
 
     @property

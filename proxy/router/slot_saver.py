@@ -224,17 +224,13 @@ _Worth = Sequence[tuple[Slot, SaveCase]]
 
 @dataclass(slots=True, eq=False)
 class _Work:
-    """The state of saving one instance's slots.
+    """The state of saving one instance's slots."""
 
-    Attributes:
-        ended: Set when a request of the instance ends.
-        listed_at_s: When its slots were listed last.
-        failed: Slots whose save failed, each with its `freed` count at that time.
-    """
-
+    # Set when a request of the instance ends.
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     ended_at_s: float = 0.0
-    listed_at_s: float = -math.inf
+    listed_at_s: float = -math.inf  # When its slots were listed last.
+    # Slots whose save failed, each with its `freed` count at that time.
     failed: dict[Slot, int] = field(default_factory=dict)
 
 

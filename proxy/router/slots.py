@@ -356,17 +356,11 @@ def _note_slot(
 
 @dataclass(slots=True)
 class TierUse:
-    """The use of one tier of a model's caches.
+    """The use of one tier of a model's caches."""
 
-    Attributes:
-        prompts: Prompts with at least one token found in the tier.
-        tokens: Tokens found in the tier; for `Tier.NONE`, computed tokens.
-        saved_s: Estimated time to compute these tokens, minus the time of restores.
-    """
-
-    prompts: int = 0
-    tokens: int = 0
-    saved_s: float = 0.0
+    prompts: int = 0  # Prompts with at least one token found in the tier.
+    tokens: int = 0  # Tokens found in the tier; for `Tier.NONE`, computed tokens.
+    saved_s: float = 0.0  # Estimated time to compute these tokens, minus the time of restores.
 
 
 class CacheUse:
@@ -404,25 +398,17 @@ def _tier(lease: Lease) -> Tier:
 
 @dataclass(slots=True)
 class CacheContents:
-    """The expected cache contents of a model's instances on this machine.
+    """The expected cache contents of a model's instances on this machine."""
 
-    Attributes:
-        slots: The number of slots.
-        conversations: Conversations in slots.
-        tokens: Tokens of these conversations.
-        host_cache_bytes: Limit of the host caches, for prompts in no slot; infinity: no limit.
-        copied_conversations: Conversations expected in host caches; None if unknown.
-        copied_tokens: Tokens in host caches, older copies included.
-        copied_bytes: Bytes in host caches, older copies included.
-    """
-
-    slots: int = 0
-    conversations: int = 0
-    tokens: int = 0
+    slots: int = 0  # The number of slots.
+    conversations: int = 0  # Conversations in slots.
+    tokens: int = 0  # Tokens of these conversations.
+    # Limit of the host caches, for prompts in no slot; infinity: no limit.
     host_cache_bytes: float = 0.0
+    # Conversations expected in host caches; None if unknown.
     copied_conversations: int | None = None
-    copied_tokens: int = 0
-    copied_bytes: float = 0.0
+    copied_tokens: int = 0  # Tokens in host caches, older copies included.
+    copied_bytes: float = 0.0  # Bytes in host caches, older copies included.
 
 
 def cache_contents(

@@ -34,19 +34,13 @@ _CLEAR_TIMEOUT_S: Final = 20.0
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """One slot.
-
-    Attributes:
-        task: Number of the slot's last task, increasing; -1 for none.
-        tokens: Tokens in the slot; 0 if it was never used.
-        n_ctx: Context size of the slot in tokens; 0 if not reported.
-    """
+    """One slot."""
 
     id_slot: int
-    task: int
-    tokens: int
+    task: int  # Number of the slot's last task, increasing; -1 for none.
+    tokens: int  # Tokens in the slot; 0 if it was never used.
     is_busy: bool
-    n_ctx: int = 0
+    n_ctx: int = 0  # Context size of the slot in tokens; 0 if not reported.
 
 
 async def get_slots(

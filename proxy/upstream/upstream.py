@@ -21,86 +21,62 @@ _UNIX_AUTHORITY = "localhost"
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A model on another machine.
-
-    Attributes:
-        model: The node's id of the model.
-        prefix: Prefix of every path: empty or `/something`.
-        tls: The context for connections with `is_tls`; None: one that trusts the system's CAs.
-        is_spare: Whether it gets new conversations only when no other slot is free.
-        variants: Names of the model's variants that the node has.
-        weight: Its share of requests as a multiple of an average instance's; None: by its speed.
-        hostname: The name in its certificate; empty: the host of the instance.
-        takes_keep_alive: Whether it is a llama-corral, which knows the member `keep_alive`.
-    """
+    """A model on another machine."""
 
     name: str
-    model: str
-    prefix: str = ""
+    model: str  # The node's id of the model.
+    prefix: str = ""  # Prefix of every path: empty or `/something`.
     is_tls: bool = False
-    is_spare: bool = True
+    is_spare: bool = True  # Whether it gets new conversations only when no other slot is free.
+    # Its share of requests as a multiple of an average instance's; None: by its speed.
     weight: float | None = None
-    variants: tuple[str, ...] = ()
+    variants: tuple[str, ...] = ()  # Names of the model's variants that the node has.
+    # The context for connections with `is_tls`; None: one that trusts the system's CAs.
     tls: Callable[[], ssl.SSLContext] | None = field(default=None, compare=False, repr=False)
-    hostname: str = ""
+    hostname: str = ""  # The name in its certificate; empty: the host of the instance.
+    # Whether it is a llama-corral, which knows the member `keep_alive`.
     takes_keep_alive: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """One instance.
-
-    Attributes:
-        slots: Concurrent sequences, at least 1.
-        socket: Path of its unix socket; None: it listens on `host` and `port`.
-        api_key: Empty if it needs none.
-        aliases: Other names of the model.
-        can_name_slots: Whether a request may name a slot: the engine does not match prompts, and
-            each slot has its own cache.
-        is_speculative: Whether it drafts tokens.
-        reports_exit: Whether the end of its process is reported (`Router.note_end`).
-        gpu_layers: Layers on a GPU, the output included; 0 if unknown.
-        node: None for an instance of this machine.
-        trial_share: Share of new conversations that it gets while it is on trial; otherwise 0.
-        resumable_prompts: For a recurrent model, whose state cannot be cut back: the number of a
-            conversation's latest prompts that it can continue. 0 for others: they continue any
-            prefix.
-        batch_tokens: The most tokens in one pass; llama-server's default if unknown.
-        has_window: Whether it keeps only a sliding window of a conversation, so that it can
-            continue only from the end of its content.
-        prefer_pure_decode: Whether running streams have priority over the first token of others: it
-            computes one prompt at a time while it decodes.
-        cache_key: It can restore slot files with the same key; empty: none.
-        token_bytes: Bytes of a token in its KV cache; 0 if unknown.
-        state_bytes: Bytes of the recurrent state of one sequence; 0 without one.
-        reuses_vectors: Whether it reuses the text in its slot for a vector: with the pooling
-            `last`, and a KV cache.
-        host_cache_bytes: Limit of its host cache, for prompts in no slot (`cache-ram`); 0: no
-            cache, infinity: no limit.
-    """
+    """One instance."""
 
     name: str
     model: str
-    slots: int
-    socket: str | None
+    slots: int  # Concurrent sequences, at least 1.
+    socket: str | None  # Path of its unix socket; None: it listens on `host` and `port`.
     host: str
     port: int
-    api_key: str = field(repr=False)
-    aliases: tuple[str, ...] = ()
+    api_key: str = field(repr=False)  # Empty if it needs none.
+    aliases: tuple[str, ...] = ()  # Other names of the model.
+    # Whether a request may name a slot: the engine does not match prompts, and each slot has its
+    # own cache.
     can_name_slots: bool = False
-    is_speculative: bool = False
-    reports_exit: bool = False
-    gpu_layers: int = 0
-    node: Node | None = None
+    is_speculative: bool = False  # Whether it drafts tokens.
+    reports_exit: bool = False  # Whether the end of its process is reported (`Router.note_end`).
+    gpu_layers: int = 0  # Layers on a GPU, the output included; 0 if unknown.
+    node: Node | None = None  # None for an instance of this machine.
+    # Share of new conversations that it gets while it is on trial; otherwise 0.
     trial_share: float = 0.0
+    # For a recurrent model, whose state cannot be cut back: the number of a conversation's latest
+    # prompts that it can continue. 0 for others: they continue any prefix.
     resumable_prompts: int = 0
+    # Whether it keeps only a sliding window of a conversation, so that it can continue only from
+    # the end of its content.
     has_window: bool = False
+    # The most tokens in one pass; llama-server's default if unknown.
     batch_tokens: int = BATCH_TOKENS
+    # Whether running streams have priority over the first token of others: it computes one prompt
+    # at a time while it decodes.
     prefer_pure_decode: bool = False
-    cache_key: str = ""
-    token_bytes: float = 0.0
-    state_bytes: int = 0
+    cache_key: str = ""  # It can restore slot files with the same key; empty: none.
+    token_bytes: float = 0.0  # Bytes of a token in its KV cache; 0 if unknown.
+    state_bytes: int = 0  # Bytes of the recurrent state of one sequence; 0 without one.
+    # Limit of its host cache, for prompts in no slot (`cache-ram`); 0: no cache, infinity: no
+    # limit.
     host_cache_bytes: float = 0.0
+    # Whether it reuses the text in its slot for a vector: with the pooling `last`, and a KV cache.
     reuses_vectors: bool = False
 
     @property
@@ -271,20 +247,13 @@ _DECODE_TPS: Final = 30.0
 
 @dataclass(slots=True)
 class Rates:
-    """Running averages of one instance, in tokens per second; guesses before the first response.
-
-    Attributes:
-        decode_tps: Rate of one request.
-        answers: The number of responses in the averages.
-        acceptance: Share of drafted tokens that were accepted, 0 to 1.
-        latency: Latency of decoding, by the number of sequences.
-    """
+    """Running averages of one instance, in tokens per second; guesses before the first response."""
 
     prefill_tps: float = _PREFILL_TPS
-    decode_tps: float = _DECODE_TPS
-    answers: int = 0
-    acceptance: float | None = None
-    latency: DecodeLatency = UNMEASURED
+    decode_tps: float = _DECODE_TPS  # Rate of one request.
+    answers: int = 0  # The number of responses in the averages.
+    acceptance: float | None = None  # Share of drafted tokens that were accepted, 0 to 1.
+    latency: DecodeLatency = UNMEASURED  # Latency of decoding, by the number of sequences.
 
     def after(self, timings: Timings, sequences: int = 1, at_s: float = 0.0) -> Rates:
         """Return the averages after one more response, at a monotonic time."""
