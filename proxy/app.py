@@ -28,8 +28,8 @@ from proxy.endpoints.prometheus import Metrics
 from proxy.endpoints.prompts import EstimateEndpoint, WarmEndpoint
 from proxy.endpoints.requests import Requests, RequestsEndpoint
 from proxy.endpoints.usage import UsageEndpoint, UsageReader
-from proxy.forward.capture import CapturePoint
 from proxy.forward.forward import Forward
+from proxy.forward.inspection import CapturePoint
 from proxy.http.body import Bodies
 from proxy.http.connections import Connections, descriptors_max, limit_of
 from proxy.http.middleware import Handler, RequestMiddleware, Routes
@@ -49,20 +49,12 @@ from proxy.settings import ProxySettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """What the proxy needs of its host. Without an optional part, its endpoints do not exist.
-
-    Attributes:
-        process: Identifies this process for other proxies.
-        tls: The context of connections; None: made from the settings.
-        own_key: A key that is valid in addition to those of the API keys file.
-        load_forecaster: Without it, estimates have no loads.
-        conversations: Without it, conversations cannot be forgotten.
-    """
+    """What the proxy needs of its host. Without an optional part, its endpoints do not exist."""
 
     loader: ModelLoader
-    process: str = ""
-    tls: RenewedContext | None = None
-    own_key: Key | None = None
+    process: str = ""  # identifies this process for other proxies
+    tls: RenewedContext | None = None  # the context of connections; None: made from the settings
+    own_key: Key | None = None  # a key that is valid in addition to those of the API keys file
     warmer: PromptWarmer | None = None
     jobs: JobStorage | None = None
     engine: EngineReader | None = None
@@ -70,9 +62,9 @@ class Backend:
     ollama: OllamaHost | None = None
     dashboard: DashboardHost | None = None
     history: RequestHistory | None = None
-    load_forecaster: LoadForecaster | None = None
+    load_forecaster: LoadForecaster | None = None  # without it, estimates have no loads
     usage: UsageReader | None = None
-    conversations: Conversations | None = None
+    conversations: Conversations | None = None  # without it, conversations cannot be forgotten
 
 
 class App:

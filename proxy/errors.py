@@ -102,21 +102,17 @@ class Retry(Enum):
 
 
 class ProxyError(Exception):
-    """A request failed; the message says what happened, to what, and how to fix it.
-
-    Attributes:
-        code: Stable name in snake case for programs.
-        param: The request's member that it is about, if programs look for that.
-        retry_after_s: Whole seconds after which a retry can succeed, at least 1; None if unknown.
-        falls_back: Whether another model may answer: this one failed, was stopped, does not fit or
-            has no node, no slot became free in time, or no first byte arrived.
-    """
+    """A request failed; the message says what happened, to what, and how to fix it."""
 
     status: ClassVar[int] = 500
-    code: ClassVar[str] = "failed"
+    code: ClassVar[str] = "failed"  # stable name in snake case for programs
+    # the request's member that it is about, if programs look for that
     param: ClassVar[str | None] = None
     retry: ClassVar[Retry] = Retry.NEVER
+    # whether another model may answer: this one failed, was stopped, does not fit or has no node,
+    # no slot became free in time, or no first byte arrived
     falls_back: ClassVar[bool] = False
+    # whole seconds after which a retry can succeed, at least 1; None if unknown
     retry_after_s: int | None = None
     extra_headers: Mapping[str, str] = MappingProxyType({})
     ends_connection: ClassVar[bool] = False
@@ -325,16 +321,11 @@ class NotServed(ProxyError):
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """The text that a client has of a chat whose stream broke off.
-
-    Attributes:
-        tokens: Number of events with text, one token each.
-        id: The completion's id, as the client knows it.
-    """
+    """The text that a client has of a chat whose stream broke off."""
 
     text: str
-    tokens: int
-    id: object
+    tokens: int  # number of events with text, one token each
+    id: object  # the completion's id, as the client knows it
 
 
 class UpstreamFailed(ProxyError):

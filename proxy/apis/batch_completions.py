@@ -47,15 +47,8 @@ _NUMBER: Final = (int, float)
 EMPTY_PROMPT: Final = "Prompt cannot be empty"
 
 
-@dataclass(frozen=True, slots=True)
-class PromptBatch:
-    """The prompts, and the members of llama-server's `/completion` that they share."""
-
-    prompts: Sequence[str]
-    shared: Mapping[str, Any]
-
-    def members(self, index: int) -> Mapping[str, Any]:
-        return {**self.shared, "prompt": self.prompts[index]}
+# The prompts, and the members of llama-server's `/completion` that they share.
+PromptBatch = tuple[Sequence[str], Mapping[str, Any]]
 
 
 def read_batch(members: Mapping[str, Any], max_prompts: int) -> PromptBatch:
@@ -73,7 +66,7 @@ def read_batch(members: Mapping[str, Any], max_prompts: int) -> PromptBatch:
     max_tokens = members.get("max_tokens")
     if max_tokens is not None or "n_predict" not in shared:
         shared["n_predict"] = _MAX_TOKENS if max_tokens is None else max_tokens
-    return PromptBatch(prompts, {**_DEFAULTS, **shared, "return_tokens": True})
+    return prompts, {**_DEFAULTS, **shared, "return_tokens": True}
 
 
 def prompts_of(members: Mapping[str, Any], max_prompts: int) -> list[str]:
@@ -110,26 +103,16 @@ def _check_numbers(members: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """The answer to one prompt.
+    """The answer to one prompt."""
 
-    Attributes:
-        index: Index of the prompt, from 0.
-        token_ids: The generated tokens, including the one that ended the text.
-        num_generated: Number of generated tokens.
-        batched: Whether the prompt began together with others.
-        batch_size: Number of prompts that began together; 1 for a prompt that ran alone.
-        latency_ms: Time from joining the queue to the complete answer.
-        error: The reason if there is no answer.
-    """
-
-    index: int
-    token_ids: Sequence[int] = ()
+    index: int  # index of the prompt, from 0
+    token_ids: Sequence[int] = ()  # the generated tokens, including the one that ended the text
     text: str = ""
-    num_generated: int = 0
-    batched: bool = False
-    batch_size: int = 1
-    latency_ms: float = 0.0
-    error: Mapping[str, Any] | None = None
+    num_generated: int = 0  # number of generated tokens
+    batched: bool = False  # whether the prompt began together with others
+    batch_size: int = 1  # number of prompts that began together; 1 for a prompt that ran alone
+    latency_ms: float = 0.0  # time from joining the queue to the complete answer
+    error: Mapping[str, Any] | None = None  # the reason if there is no answer
 
     def encode(self) -> bytes:
         members = asdict(self)
@@ -285,12 +268,13 @@ class BatchCompletions:
             QueueFull: Too many prompts of the client already wait.
             ProxyError: As `read_body`, `read_batch` and `ModelNames.resolve` do.
         """
-        batch = read_batch(await read_members(request, share), self.queue.config.queue_size)
-        check(EndpointKind.LLAMA_COMPLETION, batch.shared, share.settings.limits)
-        model, client = named_model(batch.shared) or request.query.get("model"), client_of(request)
+        members = await read_members(request, share)
+        prompts, shared = read_batch(members, self.queue.config.queue_size)
+        check(EndpointKind.LLAMA_COMPLETION, shared, share.settings.limits)
+        model, client = named_model(shared) or request.query.get("model"), client_of(request)
         model_id = names.resolve(model).model_info.id
         if model:
-            batch = replace(batch, shared={**batch.shared, "model": model})
+            shared = {**shared, "model": model}
         send = functools.partial(
             self._own.answer,
             _ENGINE_PATH,
@@ -304,9 +288,9 @@ class BatchCompletions:
         )
         writer = make_writer(",".join(request.headers.getall("Accept", ())), response)
         try:
-            with self.queue.join(model_id, client, len(batch.prompts)) as turns:
+            with self.queue.join(model_id, client, len(prompts)) as turns:
                 await writer.begin()
-                run = _Run(batch, response.record.request_id, send, writer)
+                run = _Run((prompts, shared), response.record.request_id, send, writer)
                 await run.run(turns, functools.partial(self.queue.begin, model_id))
         except BatchRefused as refused:
             await write_whole(response, refused.answer)
@@ -324,7 +308,7 @@ class _Run:
         send: Callable[..., Awaitable[OwnAnswer]],
         writer: ResultWriter,
     ) -> None:
-        self._batch = batch
+        self._prompts, self._shared = batch
         self._request_id = request_id
         self._send = send
         self._writer = writer
@@ -352,7 +336,7 @@ class _Run:
         """
         duration_s, tokens = time.monotonic() - self._began_at_s, self._total_tokens
         return {
-            "batch_size": len(self._batch.prompts),
+            "batch_size": len(self._prompts),
             "gpu_used": any(self._gpu_layers.values()),
             "total_tokens": tokens,
             "processing_time_ms": round(duration_s * 1000, 3),
@@ -366,7 +350,7 @@ class _Run:
 
         try:
             answer = await self._send(
-                self._batch.members(index),
+                {**self._shared, "prompt": self._prompts[index]},
                 request_id=f"{self._request_id}-{index}",
                 requests=1 if index else 0,  # the request itself counts as the first
                 on_lease=on_lease,

@@ -42,8 +42,8 @@ from proxy.cache.shared_prefixes import SharedPrefixes
 from proxy.common.headers import EVENT_STREAM, EXPLAIN, FALLBACK, JSON, RESPONSE_HEADERS
 from proxy.endpoints.feature import Core, Feature
 from proxy.errors import BadRequest, NotLoaded, ProxyError
-from proxy.forward.explained import Explained
 from proxy.forward.forward import Forward
+from proxy.forward.inspection import Explained
 from proxy.forward.node_request import for_node
 from proxy.forward.response import ClientResponse
 from proxy.forward.upstream_errors import reclassify_error

@@ -118,7 +118,7 @@ def completion_of(members: Mapping[str, Any], *, is_stream: bool) -> dict[str, A
 def read_batch(members: Mapping[str, Any], max_prompts: int) -> PromptBatch:
     """Return the requests for several prompts; raises BadRequest, LimitExceeded."""
     prompts = prompts_of(members, max_prompts)
-    return PromptBatch(prompts, _completion(members, is_stream=False))
+    return prompts, _completion(members, is_stream=False)
 
 
 def with_model(members: Mapping[str, Any]) -> dict[str, Any]:

@@ -72,25 +72,15 @@ ROUTER: Final[Mapping[str, object]] = MappingProxyType({"role": "router", "model
 NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    body: bytes
-    context_length: int | None
-    slots: int
-    at_s: float
-
-
 class Remembered:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, tuple[ModelInfo, bytes, float]] = {}  # with body and time in s
 
     def keep(self, model_info: ModelInfo, body: bytes, known: Collection[str]) -> None:
         """Remember the response of a model, and forget models that are not in `known`."""
         self._seen = {name: seen for name, seen in self._seen.items() if name in known}
-        self._seen[model_info.id] = _Seen(
-            body, model_info.context_length, model_info.slots, self._clock()
-        )
+        self._seen[model_info.id] = model_info, body, self._clock()
 
     def page(
         self, model_info: ModelInfo, added: Mapping[str, object] = NOTHING
@@ -99,16 +89,15 @@ class Remembered:
 
         None if there is none, or the model has changed. `Age` is in seconds (RFC 9111 section 5.1).
         """
-        seen = self._seen.get(model_info.id)
-        if seen is None or (seen.context_length, seen.slots) != (
-            model_info.context_length,
-            model_info.slots,
-        ):
+        if model_info.id not in self._seen:
             return None
-        members = orjson.loads(seen.body)
+        before, body, seen_at_s = self._seen[model_info.id]
+        if before.context_length != model_info.context_length or before.slots != model_info.slots:
+            return None
+        members = orjson.loads(body)
         if "is_sleeping" in members:
             members["is_sleeping"] = True
-        age_s = int(self._clock() - seen.at_s)
+        age_s = int(self._clock() - seen_at_s)
         headers = {"Content-Type": JSON, "Age": str(age_s)}
         return web.Response(body=orjson.dumps({**members, **added}), headers=headers)
 
@@ -192,17 +181,13 @@ _FAILED_CODE: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class ShownState:
-    """The state of a model as clients see it.
+    """The state of a model as clients see it."""
 
-    Attributes:
-        status: llama-server's name of the state.
-        progress: Progress of its load, 0 to 1; None if it does not load, or that is not known.
-        model_info: The model that a client gets once it is loaded.
-    """
-
-    status: str
+    status: str  # llama-server's name of the state
     is_failed: bool = False
+    # progress of its load, 0 to 1; None if it does not load, or that is not known
     progress: float | None = None
+    # the model that a client gets once it is loaded
     model_info: ModelInfo | None = field(default=None, compare=False)
 
 

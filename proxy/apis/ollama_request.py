@@ -194,19 +194,13 @@ _UNUSED: Final = ("template", "context", "shift", "truncate")
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """The request for an engine.
-
-    Attributes:
-        members: The body without the model.
-        ignored: Names of the client's members and options that have no effect.
-        dimensions: The length to which a vector is cut, or None.
-    """
+    """The request for an engine."""
 
     path: str
     kind: EndpointKind
-    members: dict[str, Any]
-    ignored: tuple[str, ...] = ()
-    dimensions: int | None = None
+    members: dict[str, Any]  # the body without the model
+    ignored: tuple[str, ...] = ()  # names of the client's members and options that have no effect
+    dimensions: int | None = None  # the length to which a vector is cut, or None
 
 
 Translate = Callable[[Mapping[str, Any]], EngineRequest | None]

@@ -148,16 +148,11 @@ _MAX_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """A line is sent again after `wait_s`.
-
-    Attributes:
-        is_counted: Whether it counts as one of a few attempts.
-        leaves_place: Whether other lines may be computed meanwhile.
-    """
+    """A line is sent again after `wait_s`."""
 
     wait_s: float
-    is_counted: bool
-    leaves_place: bool = False
+    is_counted: bool  # whether it counts as one of a few attempts
+    leaves_place: bool = False  # whether other lines may be computed meanwhile
 
 
 def retry_of(answer: OwnAnswer, failures: int, waits: int, max_attempts: int) -> Retry | None:

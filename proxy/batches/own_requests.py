@@ -83,17 +83,13 @@ _log: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class OwnAnswer:
-    """An answer; `body` is JSON, an error in the API's format if `status` is 400 or more.
-
-    Attributes:
-        retry_after_s: Whole seconds after which a retry can succeed, None if unknown.
-        is_limited: Whether its client's key has reached a limit.
-    """
+    """An answer; `body` is JSON, an error in the API's format if `status` is 400 or more."""
 
     status: int
     body: bytes
+    # whole seconds after which a retry can succeed, None if unknown
     retry_after_s: int | None = None
-    is_limited: bool = False
+    is_limited: bool = False  # whether its client's key has reached a limit
 
 
 class OwnRequests:

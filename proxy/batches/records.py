@@ -32,25 +32,19 @@ WINDOW_S: Final = 86_400
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file of requests (`batch`), or the results of a batch.
-
-    Attributes:
-        owner: Name of an API key; empty if no key was needed.
-        state: Clients see only `ready` files; the rows of others are removed over time.
-        batch: For results: the key of their batch.
-        is_error: For results: whether this is the error file.
-    """
+    """A file of requests (`batch`), or the results of a batch."""
 
     key: int
     id: str
-    owner: str
+    owner: str  # name of an API key; empty if no key was needed
+    # clients see only `ready` files; the rows of others are removed over time
     state: Literal["uploading", "ready", "deleted"]
     filename: str
     size_bytes: int
     created_at: int
     expires_at: int | None
-    batch: int | None
-    is_error: int
+    batch: int | None  # for results: the key of their batch
+    is_error: int  # for results: whether this is the error file
 
     @property
     def purpose(self) -> str:

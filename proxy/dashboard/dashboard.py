@@ -18,7 +18,7 @@ import asyncio
 import hashlib
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -85,11 +85,7 @@ _TYPES: Final = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class StaticFile:
-    body: bytes
-    content_type: str
-    etag: str
+StaticFile = tuple[bytes, str, str]  # body, Content-Type, ETag
 
 
 def page_files() -> Mapping[str, StaticFile]:
@@ -119,7 +115,7 @@ def _file(path: str, entry: Traversable) -> StaticFile | None:
     if (content_type := _TYPES.get(Path(path).suffix)) is None:
         return None
     body = entry.read_bytes()
-    return StaticFile(body, content_type, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
+    return body, content_type, f'"{hashlib.sha256(body).hexdigest()[:32]}"'
 
 
 _POLICY: Final = (
@@ -183,10 +179,11 @@ class PageEndpoint(Feature):
 def _answer(request: web.BaseRequest, file: StaticFile | None) -> web.Response:
     if file is None:
         raise NotFound("the dashboard has no such file; its page is /corral/")
-    headers = {**_HEADERS, "ETag": file.etag}
-    if file.etag in request.headers.get("If-None-Match", ""):
+    body, content_type, etag = file
+    headers = {**_HEADERS, "ETag": etag}
+    if etag in request.headers.get("If-None-Match", ""):
         return web.Response(status=304, headers=headers)
-    return web.Response(body=file.body, headers={**headers, "Content-Type": file.content_type})
+    return web.Response(body=body, headers={**headers, "Content-Type": content_type})
 
 
 _MAX_BYTES: Final = 4096

@@ -15,44 +15,34 @@ Verb = Literal["load", "unload", "restart"]
 
 @dataclass(frozen=True, slots=True)
 class HostModel:
-    """Facts about a local model that clients do not see.
-
-    Attributes:
-        unload_in_s: Time until it is unloaded; None if it is busy or has no limit.
-        place: Position among the models that wait for memory, from 1; None if it does not wait.
-        leaving: Models that are being unloaded for it.
-    """
+    """Facts about a local model that clients do not see."""
 
     profile: str
+    # time until it is unloaded; None if it is busy or has no limit
     unload_in_s: float | None = None
+    # position among the models that wait for memory, from 1; None if it does not wait
     place: int | None = None
-    leaving: tuple[str, ...] = ()
+    leaving: tuple[str, ...] = ()  # models that are being unloaded for it
 
 
 @dataclass(frozen=True, slots=True)
 class HostInstance:
-    """A replica of a model, with or without a running llama-server process.
-
-    Attributes:
-        is_retiring: Whether it only finishes its requests, because new settings replaced it.
-        run: Number of its latest process, from 1; 0 before the first.
-        since_s: Monotonic time at which it entered its state.
-        error: Why it does not serve: `code`, `message` and `hint`.
-    """
+    """A replica of a model, with or without a running llama-server process."""
 
     name: str
     model: str
     state: str
-    since_s: float
-    run: int = 0
+    since_s: float  # monotonic time at which it entered its state
+    run: int = 0  # number of its latest process, from 1; 0 before the first
     restarts: int = 0
+    # whether it only finishes its requests, because new settings replaced it
     is_retiring: bool = False
     pid: int | None = None
     rss_bytes: int | None = None
     retry_in_s: float | None = None
     load_progress: float | None = None
     engine: str | None = None
-    error: Mapping[str, str] | None = None
+    error: Mapping[str, str] | None = None  # why it does not serve: `code`, `message` and `hint`
     warnings: tuple[str, ...] = ()
 
 
@@ -80,19 +70,14 @@ class ClientFile:
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """Settings of one client program for this server.
-
-    Attributes:
-        command: The command that writes them on this machine.
-        run: The command that then starts the program.
-    """
+    """Settings of one client program for this server."""
 
     name: str
     title: str
     files: tuple[ClientFile, ...]
     notes: tuple[str, ...]
-    command: str
-    run: str
+    command: str  # the command that writes them on this machine
+    run: str  # the command that then starts the program
 
 
 @dataclass(frozen=True, slots=True)

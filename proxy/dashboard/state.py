@@ -41,15 +41,11 @@ _SAMPLES: Final = 300
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Totals since the start of ended requests; tokens include running requests.
-
-    Attributes:
-        first_tokens: Number of requests that got a first token; `first_tokens_s` is their total
-            wait.
-    """
+    """Totals since the start of ended requests; tokens include running requests."""
 
     decoded_tokens: float = 0.0
     prompt_tokens: float = 0.0
+    # number of requests that got a first token; `first_tokens_s` is their total wait
     first_tokens: int = 0
     first_tokens_s: float = 0.0
 
@@ -159,15 +155,9 @@ _ELSEWHERE: Final = frozenset({"id", "age_s"})
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """All figures at one moment.
+    """All figures at one moment."""
 
-    Attributes:
-        now_s: Monotonic time, like `started_at_s`.
-        caches: By model: prompt tokens expected in the cache, expected tokens found, all found
-            tokens, those from disk, and computed tokens.
-    """
-
-    now_s: float
+    now_s: float  # monotonic time, like `started_at_s`
     started_at_s: float
     server: Mapping[str, Any]
     model_infos: Sequence[ModelInfo] = ()
@@ -178,6 +168,8 @@ class Observed:
     requests: Sequence[RequestStats] = ()
     nodes: Sequence[NodeStats] = ()
     rates: Mapping[str, Any] = field(default_factory=dict)
+    # by model: prompt tokens expected in the cache, expected tokens found, all found tokens, those
+    # from disk, and computed tokens
     caches: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def at_s(self, monotonic_s: float) -> float:

@@ -28,47 +28,38 @@ BatchType = Literal["prefill", "decode", "mixed"]
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One slot.
+    """One slot."""
 
-    Attributes:
-        id: The engine's `id_slot` in its instance.
-        is_confirmed: Whether its request is known to have this slot. If not, the engine chose, and
-            `id` is the first that no other request has. True for idle slots.
-        prompt_tokens_done: Prompt tokens in the cache so far, including `cached_tokens` from
-            before.
-        pass_tokens: Its tokens in the latest pass: reported prompt tokens, or 1 for a decoding
-            slot. Drafted tokens are unknown.
-    """
-
-    id: int
+    id: int  # the engine's `id_slot` in its instance
     model: str
     instance: str
+    # Whether its request is known to have this slot. If not, the engine chose, and `id` is the
+    # first that no other request has. True for idle slots.
     is_confirmed: bool = True
     state: State = "idle"
     is_ending: bool = False
     prompt_tokens: int | None = None
+    # prompt tokens in the cache so far, including `cached_tokens` from before
     prompt_tokens_done: int = 0
     cached_tokens: int = 0
     decoded_tokens: int = 0
     tokens_per_second: float = 0.0
     age_s: float = 0.0
+    # Its tokens in the latest pass: reported prompt tokens, or 1 for a decoding slot. Drafted
+    # tokens are unknown.
     pass_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SlotTotals:
-    """Counts of slots by state.
-
-    Attributes:
-        batch_type: The phases of the slots in use; `decode` if none is in use.
-    """
+    """Counts of slots by state."""
 
     num_slots: int
     num_idle_slots: int
     num_active_slots: int
     num_prefill: int
     num_decode: int
-    batch_type: BatchType
+    batch_type: BatchType  # the phases of the slots in use; `decode` if none is in use
     is_full: bool
     utilization: float
     aggregate_tokens_per_second: float

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Protocol
 
@@ -18,19 +17,16 @@ _PATH: Final = "/corral/v1/usage"
 _NAMES: Final = frozenset({"by", "since", "key", "model"})
 
 
-@dataclass(frozen=True, slots=True)
-class UsageQuestion:
-    """The query of a request; `key` is the client's own if it may see no other."""
-
-    by: str | None = None
-    since: str | None = None
-    key: str | None = None
-    model: str | None = None
-
-
 class UsageReader(Protocol):
-    async def usage(self, question: UsageQuestion, /) -> Sequence[Mapping[str, Any]]:
-        """Return the sums of usage, one entry per name.
+    async def usage(
+        self,
+        *,
+        by: str | None = None,
+        since: str | None = None,
+        key: str | None = None,
+        model: str | None = None,
+    ) -> Sequence[Mapping[str, Any]]:
+        """Return the sums of usage, one entry per name; `key` is the client's own or an admin's.
 
         Raises:
             BadRequest: A parameter is invalid.
@@ -50,7 +46,7 @@ class UsageEndpoint(Feature):
             return
         day = f"{datetime.now().astimezone():%Y-%m-%d}"
         try:
-            found = await self._reader.usage(UsageQuestion(by="key", since=day))
+            found = await self._reader.usage(by="key", since=day)
         except Unavailable as error:
             self._core.metrics.emit("usage.record_failed", reason=error.message)
         else:
@@ -67,5 +63,5 @@ class UsageEndpoint(Feature):
             raise BadRequest(f"unknown parameter {unknown[0]!r}; expected {names}")
         if (client := visible_client(request)) is not None:
             given["key"] = client
-        found = await self._reader.usage(UsageQuestion(**given))
+        found = await self._reader.usage(**given)
         return json_response({"usage": list(found)})

@@ -40,20 +40,13 @@ _RERANKING: Final = frozenset({"/rerank", "/reranking", "/v1/rerank", "/v1/reran
 
 @dataclass(frozen=True, slots=True)
 class PromptArray:
-    """A request with several prompts.
-
-    Attributes:
-        name: The member that holds the prompts.
-        prompts: At least 2.
-        choices: Completions of each prompt, at least 1.
-        is_ranked: Whether the results are ordered by score.
-    """
+    """A request with several prompts."""
 
     request: ProxyRequest
-    name: str
-    prompts: Sequence[Any]
-    choices: int
-    is_ranked: bool
+    name: str  # the member that holds the prompts
+    prompts: Sequence[Any]  # at least 2
+    choices: int  # completions of each prompt, at least 1
+    is_ranked: bool  # whether the results are ordered by score
 
     @property
     def top_n(self) -> int:

@@ -36,7 +36,7 @@ from proxy.auth.api_keys import Admission
 from proxy.errors import ProxyError, Retry, UpstreamFailed, UpstreamShutDown, UpstreamTimeout
 from proxy.forward.anthropic import MessageEvents, as_chat
 from proxy.forward.arrays import array_of, forward_parts
-from proxy.forward.capture import Captured, CapturePoint
+from proxy.forward.inspection import Captured, CapturePoint
 from proxy.forward.node_request import readdress
 from proxy.forward.openai_responses import completed_response
 from proxy.forward.prefill import PrefillChunks, has_chunks

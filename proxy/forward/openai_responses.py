@@ -132,19 +132,13 @@ _FIRST_PART: Final[Mapping[str, Mapping[str, Any]]] = {
 
 @dataclass(slots=True)
 class Item:
-    """One item of the output.
-
-    Attributes:
-        place: Members that each event about its content repeats.
-        sent: Its text or arguments so far.
-        delta: The type of the events that extend it, or None.
-    """
+    """One item of the output."""
 
     id: str
     kind: str
-    place: Mapping[str, Any]
-    delta: str | None
-    sent: list[str] = field(default_factory=list)
+    place: Mapping[str, Any]  # members that each event about its content repeats
+    delta: str | None  # the type of the events that extend it, or None
+    sent: list[str] = field(default_factory=list)  # its text or arguments so far
     is_done: bool = False
 
     @property

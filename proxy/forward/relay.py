@@ -103,18 +103,12 @@ _UNEQUAL: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class UpstreamRequestPlan:
-    """The body to send, and how to treat the response.
-
-    Attributes:
-        is_stream: A stream is requested.
-        is_assembled: The stream is assembled into a whole response.
-        hides_progress: The client did not ask for progress, so it is removed from the stream.
-    """
+    """The body to send, and how to treat the response."""
 
     body: bytes
-    is_stream: bool
-    is_assembled: bool
-    hides_progress: bool
+    is_stream: bool  # a stream is requested
+    is_assembled: bool  # the stream is assembled into a whole response
+    hides_progress: bool  # the client did not ask for progress, so it is removed from the stream
 
     def with_slot(self, slot: int | None, *, is_cache_off: bool = False) -> bytes:
         """Return the body with `id_slot` if a slot is given; `is_cache_off` disables the cache."""

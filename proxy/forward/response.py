@@ -70,23 +70,15 @@ class StreamTransform:
 
     `feed`, `end`, `whole` and `refuse` raise Abandoned, InvalidEvent or UpstreamFailed. `whole` may
     also raise ValueError, LookupError, TypeError or AttributeError for a body of another format.
-
-    Attributes:
-        holds_whole: Whether a whole response is held until its end, for `whole`; otherwise it
-            passes like a stream.
-        holds_streams: Whether a stream is held like a whole response.
-        is_delayed: Whether the header waits for the first bytes.
-        is_over: Whether a stream may end now.
-        max_bytes: The largest body that is held.
-        too_long: What is said of a larger one.
     """
 
+    # whether a whole response is held until its end, for `whole`; otherwise it passes like a stream
     holds_whole: ClassVar[bool] = True
-    holds_streams: ClassVar[bool] = False
-    is_delayed: ClassVar[bool] = False
-    is_over: bool = True
-    max_bytes: int = 64 * 1024**2
-    too_long: str = "is too long; request a stream"
+    holds_streams: ClassVar[bool] = False  # whether a stream is held like a whole response
+    is_delayed: ClassVar[bool] = False  # whether the header waits for the first bytes
+    is_over: bool = True  # whether a stream may end now
+    max_bytes: int = 64 * 1024**2  # the largest body that is held
+    too_long: str = "is too long; request a stream"  # what is said of a larger one
 
     def note_lease(self, lease: Lease) -> None:
         """Note that an instance has the request now, maybe after another one failed."""

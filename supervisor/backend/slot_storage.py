@@ -12,7 +12,6 @@ import asyncio
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -204,13 +203,8 @@ class PromptWarmerAdapter:
             raise NotLoaded(f"{name} is not loaded; run `corral load {name}` first")
 
 
-@dataclass(frozen=True, slots=True)
-class Forgotten:
-    """The deleted files, the number of emptied slots, and whether a request still uses it."""
-
-    files: list[Manifest]
-    slots: int = 0
-    is_in_use: bool = False
+# The deleted files, the number of emptied slots, and whether a request still uses it.
+Forgotten = tuple[list[Manifest], int, bool]
 
 
 class ConversationForgetter:
@@ -232,12 +226,12 @@ class ConversationForgetter:
         turns = () if number is None else self._router.cache.turns_of_conversation(number)
         if not turns:
             return None
-        found = await self._forget((), turns)
-        return ForgottenConversation(len(found.files), found.slots, found.is_in_use)
+        files, slots, is_in_use = await self._forget((), turns)
+        return ForgottenConversation(len(files), slots, is_in_use)
 
     async def forget_files(self, model: str | None) -> Forgotten:
         """Delete the files of a model, or of all."""
-        return Forgotten(await self._files.forget_model(model))
+        return await self._files.forget_model(model), 0, False
 
     async def forget_file(self, name: str) -> Forgotten:
         """Forget the conversation of the one file whose name begins so; or NoSuchConversation."""
@@ -266,7 +260,7 @@ class ConversationForgetter:
         await self._fleet.slot_storage.settle()  # running saves are stored first, then deleted
         erased = await self._erase(held)
         files = await self._files.forget(names, hashes)
-        return Forgotten(files, erased, self._router.are_in_use(numbers))
+        return files, erased, self._router.are_in_use(numbers)
 
     async def _erase(self, held: Iterable[tuple[str, int]]) -> int:
         """Empty slots and return how many; a slot in use is emptied after its request."""

@@ -26,7 +26,6 @@ from typing import Any, Final, get_args
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily
 
-from proxy.endpoints.usage import UsageQuestion
 from proxy.errors import BadRequest, StorageFailed, Unavailable, quote
 from proxy.observe.past import HistoryQuery, StoredRequest
 from proxy.router.lease import SlotUse, Tokens
@@ -46,26 +45,19 @@ _TURN = count(1)
 
 @dataclass(slots=True)
 class EngineUse:
-    """The usage of one engine process.
-
-    Attributes:
-        attributed: Tokens that were added to an account.
-        untold: By key, slot seconds of requests whose tokens are not all attributed.
-        cut_off: By key, slot seconds of requests that were cut off.
-        turn: Changes whenever a request begins.
-        is_due: Whether it may have counted tokens that are not attributed.
-        own_s: Processor time of no request.
-        holders: Of each request that holds slots: their number, since when, and its processor time.
-    """
+    """The usage of one engine process."""
 
     pid: int | None
     model: str
-    attributed: Tokens = field(default_factory=Tokens)
+    attributed: Tokens = field(default_factory=Tokens)  # tokens that were added to an account
+    # by key, slot seconds of requests whose tokens are not all attributed
     untold: dict[str, float] = field(default_factory=dict)
+    # by key, slot seconds of requests that were cut off
     cut_off: dict[str, float] = field(default_factory=dict)
-    turn: int = 0
-    is_due: bool = True
-    own_s: float = 0.0
+    turn: int = 0  # changes whenever a request begins
+    is_due: bool = True  # whether it may have counted tokens that are not attributed
+    own_s: float = 0.0  # processor time of no request
+    # of each request that holds slots: their number, since when, and its processor time
     holders: dict[Hashable, tuple[int, float, float]] = field(default_factory=dict)
     _read_s: float = 0.0
 
@@ -335,22 +327,28 @@ class RecordsAdapter:
         except HistoryUnavailable as error:
             raise StorageFailed(without_directories(error.message)) from error
 
-    async def usage(self, question: UsageQuestion, /) -> Sequence[Mapping[str, Any]]:
-        query = _query(question)
+    async def usage(
+        self,
+        *,
+        by: str | None = None,
+        since: str | None = None,
+        key: str | None = None,
+        model: str | None = None,
+    ) -> Sequence[Mapping[str, Any]]:
+        query = _query(by, since, key, model)
         try:
             return await self._records.usage(query)
         except HistoryUnavailable as error:
             raise Unavailable(without_directories(error.message)) from error
 
 
-def _query(question: UsageQuestion) -> Query:
-    if question.by not in {None, *get_args(By)}:
+def _query(by: Any, since: str | None, key: str | None, model: str | None) -> Query:
+    if by not in {None, *get_args(By)}:
         choices = ", ".join(get_args(By))
-        raise BadRequest(f"by={quote(question.by or '')} is unknown; expected {choices}")
+        raise BadRequest(f"by={quote(by or '')} is unknown; expected {choices}")
     today = datetime.now().astimezone().date()
     try:
-        since = first_day(question.since, today)
+        first = first_day(since, today)
     except ValueError as error:
         raise BadRequest(f"since: {error}; write 2026-11-22, 2026-11 or 7d") from error
-    by: Any = question.by
-    return Query(by, since, question.key, question.model)
+    return Query(by, first, key, model)

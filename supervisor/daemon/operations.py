@@ -125,16 +125,17 @@ class DaemonService:
         conversations = self._parts.conversations
         try:
             if conversation is not None:
-                found = await conversations.forget_file(conversation)
+                forgotten = await conversations.forget_file(conversation)
             elif request is not None:
                 number = await self._conversation_number(request)
-                found = await conversations.forget_request(request, number)
+                forgotten = await conversations.forget_request(request, number)
             else:
-                found = await conversations.forget_files(model)
+                forgotten = await conversations.forget_files(model)
         except CorralError as error:
             return error
-        files = [saved_slot(manifest) for manifest in found.files]
-        return ForgottenSlots(slots=files, emptied=found.slots, in_use=found.is_in_use)
+        manifests, emptied, is_in_use = forgotten
+        files = [saved_slot(manifest) for manifest in manifests]
+        return ForgottenSlots(slots=files, emptied=emptied, in_use=is_in_use)
 
     async def _conversation_number(self, request_id: str) -> int | None:
         """Return the conversation number of a request that this daemon answered."""

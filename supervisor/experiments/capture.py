@@ -16,7 +16,7 @@ from dataclasses import asdict
 from typing import Final, Literal
 
 from proxy.errors import ProxyError
-from proxy.forward.capture import CapturePoint, Exchange
+from proxy.forward.inspection import CapturePoint, Exchange
 from proxy.observe.record import AccessRecord, Emit
 from proxy.request.request import ProxyRequest
 from supervisor.errors import DaemonBusy
@@ -37,7 +37,7 @@ _Encode = Callable[[], bytes]
 
 
 class RecordedExchange:
-    """Implements `proxy.forward.capture.Exchange` for request `number` of a recording."""
+    """Implements `proxy.forward.inspection.Exchange` for request `number` of a recording."""
 
     def __init__(self, number: int, recording: Recording) -> None:
         self._number = number
@@ -98,7 +98,7 @@ _PING_S: Final = 5.0
 
 
 class Recording:
-    """Observes one model (`proxy.forward.capture.Observe`); `now_s` is a monotonic clock.
+    """Observes one model (`proxy.forward.inspection.Observe`); `now_s` is a monotonic clock.
 
     `counts` has the requests and responses in the capture, and those `dropped` from it.
     """

@@ -9,7 +9,8 @@ from proxy.errors import BadRequest, LimitExceeded
 
 
 def members(**given: Any) -> dict[str, Any]:
-    return dict(read_batch({"prompts": ["a", "b"], **given}, 64).members(1))
+    prompts, shared = read_batch({"prompts": ["a", "b"], **given}, 64)
+    return {**shared, "prompt": prompts[1]}
 
 
 def test_the_defaults() -> None:

@@ -89,8 +89,8 @@ def test_an_empty_prompt_is_refused() -> None:
 def test_several_prompts_share_the_other_members() -> None:
     """Seed 003: BatchGenerateRequest."""
     members = {"prompts": ["a", "b"], "max_tokens": 3, "strategy": "top_k"}
-    found = read_batch(members, 64).members(1)
-    assert (found["prompt"], found["n_predict"], found["top_k"]) == ("b", 3, 50)
+    prompts, shared = read_batch(members, 64)
+    assert (prompts, shared["n_predict"], shared["top_k"]) == (["a", "b"], 3, 50)
 
 
 def test_no_prompts_are_refused() -> None:

@@ -37,11 +37,11 @@ async def test_a_browser_at_the_root_finds_the_page(proxy: ProxyHarness) -> None
 async def test_every_file_is_served_with_its_type(proxy: ProxyHarness) -> None:
     libraries = library_files(proxy.dashboard.vendor)
     for prefix, files in (("page", page_files()), ("vendor", libraries)):
-        for path, file in files.items():
+        for path, (body, content_type, _) in files.items():
             async with proxy.http.get(f"/corral/{prefix}/{path}") as response:
                 assert response.status == 200
-                assert response.headers["Content-Type"] == file.content_type
-                assert await response.read() == file.body
+                assert response.headers["Content-Type"] == content_type
+                assert await response.read() == body
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ def test_all_that_the_page_refers_to_is_served() -> None:
     known = {*served, *(f"vendor/{path}" for path in library_files(VENDOR))}
     missing = [
         f"{path}: {found}"
-        for path, file in served.items()
-        for found in REFERENCES.findall(file.body.decode())
+        for path, (body, _, _) in served.items()
+        for found in REFERENCES.findall(body.decode())
         if target(path, found) not in known
     ]
     assert missing == []

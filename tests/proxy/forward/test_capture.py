@@ -7,7 +7,7 @@ from typing import Any
 from support.proxy_harness import ProxyHarness
 from support.upstream import Call
 
-from proxy.forward.capture import Exchange
+from proxy.forward.inspection import Exchange
 from proxy.observe.record import AccessRecord
 from proxy.request.request import ProxyRequest
 

@@ -11,7 +11,7 @@ import orjson
 from support.requests import ask
 
 from proxy.errors import RequestCancelled
-from proxy.forward.capture import Exchange
+from proxy.forward.inspection import Exchange
 from proxy.observe.record import AccessRecord, Timeline
 from supervisor.experiments.capture import Recording
 from supervisor.experiments.capture_lines import CaptureLimits

@@ -1,14 +1,16 @@
-"""Adds the explanation of a request to its response, if a header asks for it.
+"""Shows how a request was served: to its client as an explanation, to a running capture as bytes.
 
-To a whole response as the member `corral`; to a stream of OpenAI's completions as one more chunk,
-with no choices, before `[DONE]`; to other streams as the member in their last event.
+If a header asks for the explanation, a whole response gets it as the member `corral`; a stream of
+OpenAI's completions as one more chunk, with no choices, before `[DONE]`; other streams as the
+member in their last event.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, Protocol
 
 import orjson
 from multidict import CIMultiDict
@@ -18,6 +20,7 @@ from proxy.errors import UpstreamFailed
 from proxy.forward.response import StreamTransform
 from proxy.observe.explanation import explain, own_figures
 from proxy.observe.record import AccessRecord
+from proxy.request.request import ProxyRequest
 from proxy.router.lease import Lease
 from proxy.upstream.http1 import DONE
 
@@ -93,3 +96,58 @@ def _shared_chunk_members(passed: bytes) -> dict[str, Any]:
     except (ValueError, TypeError):
         shared = {}
     return {"choices": [], **shared}
+
+
+class Exchange(Protocol):
+    """One request and its response. Its methods must not fail and must not block."""
+
+    def begin(self, status: int, content_type: str, /) -> None:
+        """Note the header of the response; called again if another instance takes over."""
+
+    def add(self, chunk: bytes, /) -> None:
+        """Note bytes of the body that are sent to the client."""
+
+    def end(self, record: AccessRecord, failure: BaseException | None, /) -> None:
+        """Note that the response is complete, or ended in a failure."""
+
+
+# Returns the exchange that begins with a request, or None to ignore the request.
+Observe = Callable[[ProxyRequest], Exchange | None]
+
+
+class CapturePoint:
+    """`observe` is None unless a capture runs; other requests cost only that check."""
+
+    def __init__(self) -> None:
+        self.observe: Observe | None = None
+
+    @contextmanager
+    def attach(self, observe: Observe) -> Iterator[None]:
+        self.observe = observe
+        try:
+            yield
+        finally:
+            self.observe = None
+
+
+class Captured(StreamTransform):
+    """Shows an exchange what the instance sends, before other transforms change it."""
+
+    holds_whole = False
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+
+    def begin(self, status: int, headers: CIMultiDict[str]) -> None:
+        self._exchange.begin(status, headers.get("Content-Type", ""))
+
+    def feed(self, chunk: bytes) -> bytes:
+        self._exchange.add(chunk)
+        return chunk
+
+    def whole(self, status: int, body: bytes) -> bytes:  # noqa: ARG002 (of any status)
+        return self.feed(body)
+
+    def refuse(self, status: int, headers: CIMultiDict[str], body: bytes) -> bytes:
+        self.begin(status, headers)
+        return self.feed(body)
