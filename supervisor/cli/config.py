@@ -199,7 +199,7 @@ def _first_valid(edits: Iterable[Edit], path: Path) -> Edit:
     errors = []
     for edit in edits:
         try:
-            merge(parse_toml(edit.text.encode()), path)
+            merge(parse_toml(edit[0].encode()), path)
         except SettingsInvalid as error:
             errors.append(error)
         else:
@@ -213,9 +213,9 @@ def _write(path: Path, edit: Callable[[str], Edit], parts: tuple[str, ...]) -> C
     before = None
     with suppress(SettingsInvalid):  # no file yet, or an invalid one
         before = merge(read_toml(path), path).settings
-    made = write_file(path, edit)
-    data = {"file": str(path), "lines": made.lines}
-    text = "\n".join(f"{path}: {line}" for line in made.lines)
+    lines = write_file(path, edit)
+    data = {"file": str(path), "lines": lines}
+    text = "\n".join(f"{path}: {line}" for line in lines)
     return CommandResult(data, text, tuple(_notes(path, before, ".".join(parts))))
 
 
@@ -250,7 +250,7 @@ def write_schema(config: Path | None) -> CommandResult:
 
     def add_directive(text: str) -> Edit:
         has_directive = text.startswith("#:schema ")
-        return Edit(text if has_directive else f"{DIRECTIVE}\n{text}", ())
+        return text if has_directive else f"{DIRECTIVE}\n{text}", ()
 
     write_file(path, add_directive)
     return CommandResult({"file": str(path), "schema": str(beside)}, f"{beside}\n{path}")

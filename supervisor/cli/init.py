@@ -62,7 +62,7 @@ def init(words: Sequence[str], config: Path | None, *, is_forced: bool) -> Comma
     engine = None
     with suppress(CorralError):
         engine = planner.engine()
-    edit = Edit(initial_text(_machine_line(machine.read(), engine), models), ())
+    edit: Edit = initial_text(_machine_line(machine.read(), engine), models), ()
     notes = []
     if path.exists():
         notes.append(f"the file before: {change_file(path, lambda _: edit).backup}")
@@ -263,7 +263,7 @@ def _check_edit(text: str, path: Path) -> Edit:
             "\n".join(problems),
             hint="nothing was written; without --write the settings are shown, to edit them",
         )
-    return Edit(text, ())
+    return text, ()
 
 
 def _add_models(before: str, converted: Converted) -> str:

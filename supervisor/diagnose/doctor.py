@@ -171,14 +171,14 @@ def _check_local_worker(
     if found := running.get(address.name):
         return _check_running_worker(name, found)
     try:
-        program = find(engine)
+        path, _ = find(engine)
         check_port(address)
     except CorralError as error:
         return failure_finding(name, error)
     except OSError as error:
         text = f"cannot listen on {address}: {(error.strerror or str(error)).lower()}"
         return Finding(name, "fail", text, "set another port, or 0 for any")
-    return Finding(name, "ok", f"starts with the daemon: {program.path}")
+    return Finding(name, "ok", f"starts with the daemon: {path}")
 
 
 def _check_remote_worker(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Final
 
 from supervisor.settings.tables import RestartPolicy
 
@@ -15,17 +15,10 @@ from supervisor.settings.tables import RestartPolicy
 # "Exponential Backoff And Jitter", AWS Architecture Blog.
 
 
-@dataclass(frozen=True, slots=True)
-class FailureHistory:
-    """A count of failures that halves every `failure_half_life_s`."""
-
-    weight: float = 0.0  # the count at `at_s`
-    at_s: float = 0.0  # monotonic
-
-    @property
-    def failures(self) -> int:
-        """The count as a whole number, rounded up: a decayed 4.3 was five failures."""
-        return math.ceil(self.weight)
+# A count of failures that halves every `failure_half_life_s`, and its monotonic time in seconds. As
+# a whole number it is rounded up: a decayed 4.3 was five failures.
+FailureHistory = tuple[float, float]
+_NO_FAILURES: Final[FailureHistory] = (0.0, 0.0)
 
 
 def decide(
@@ -41,12 +34,13 @@ def decide(
     The delay is None to give up. `chance`, 0 to 1, spreads the delay. Without `can_give_up` the
     count stays below `max_failures`, which also bounds the delay.
     """
-    decayed = history.weight * 0.5 ** ((now_s - history.at_s) / policy.failure_half_life_s)
+    weight, at_s = history
+    decayed = weight * 0.5 ** ((now_s - at_s) / policy.failure_half_life_s)
     weight = decayed + 1 if can_give_up else min(decayed + 1, max(1, policy.max_failures - 1))
-    after = FailureHistory(weight, now_s)
-    if can_give_up and after.failures >= policy.max_failures:
+    after, failures = (weight, now_s), math.ceil(weight)
+    if can_give_up and failures >= policy.max_failures:
         return after, None
-    doublings = min(after.failures - 1, 64)  # 2**64 s is beyond any backoff_max_s
+    doublings = min(failures - 1, 64)  # 2**64 s is beyond any backoff_max_s
     bound_s = min(policy.backoff_max_s, policy.backoff_initial_s * 2**doublings)
     return after, chance * bound_s
 
@@ -65,11 +59,11 @@ class RestartTracker:
         self.forget()
 
     def forget(self) -> None:
-        self._own = self._by_request = FailureHistory()
+        self._own = self._by_request = _NO_FAILURES
 
     @property
     def failures(self) -> int:
-        return self._own.failures + self._by_request.failures
+        return math.ceil(self._own[0]) + math.ceil(self._by_request[0])
 
     def record(self, *, by_request: bool) -> bool:
         """Count a failure; return whether to start again after `delay_s`."""

@@ -170,7 +170,7 @@ def with_engine(text: str, model: str, engine: EngineSetting) -> Edit:
 
     line, key = f"engine = {edit.toml(str(engine))}", edit.key_text(("models", model))
     try:
-        return edit.Edit(edit.edit_text(text, change), (f"{key}.{line}",))
+        return edit.edit_text(text, change), (f"{key}.{line}",)
     except (SettingsInvalid, LookupError, TypeError) as error:
         raise SettingsInvalid(
             "the settings file cannot be changed safely",

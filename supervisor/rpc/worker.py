@@ -101,13 +101,8 @@ _OPTION: Final = re.compile(r"--[a-z]+")
 _MIB: Final = 1024**2
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerProgram:
-    """A program that serves RPC, and the options that its help lists."""
-
-    path: Path
-    library_dirs: tuple[Path, ...]
-    options: frozenset[str]
+# The path of a program that serves RPC, and the options that its help lists.
+WorkerProgram = tuple[Path, frozenset[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,20 +132,20 @@ def find(engine: Engine) -> WorkerProgram:
             "-DGGML_RPC=ON",
         )
     text = _help(found[0], engine.library_dirs)
-    return WorkerProgram(found[0], engine.library_dirs, frozenset(_OPTION.findall(text)))
+    return found[0], frozenset(_OPTION.findall(text))
 
 
 def command(
     program: WorkerProgram, options: WorkerOptions
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return a command line, and a clause for each option that this build does not have."""
-    wanted = dict(_command_options(options))
-    known = {name: value for name, value in wanted.items() if name in program.options}
+    (path, names), wanted = program, dict(_command_options(options))
+    known = {name: value for name, value in wanted.items() if name in names}
     words = (word for name, value in known.items() for word in (name, value) if word is not None)
     dropped = (name for name in wanted if name not in known)
     return (
-        (str(program.path), *words),
-        tuple(f"this build's {program.path.name} has no {name}" for name in dropped),
+        (str(path), *words),
+        tuple(f"this build's {path.name} has no {name}" for name in dropped),
     )
 
 
@@ -205,14 +200,14 @@ def worker_launch(
         AccessDenied: A directory cannot be used.
     """
     program = find(engine)
-    argv, dropped = command(program, options)
+    path, (argv, dropped) = program[0], command(program, options)
     label = _NAME.format(name)
     tag = ProcessTag(directories.runtime, label, Path(argv[0]))
     tensors = make_private(make_ours(directories.cache) / "workers")
     env = clean_environment(
         os.environ,
-        program=program.path,
-        library_dirs=program.library_dirs,
+        program=path,
+        library_dirs=engine.library_dirs,
         api_key="",
         marker=tag.text,
     )
@@ -220,7 +215,7 @@ def worker_launch(
         argv=argv,
         # With --cache, tensors are in the directory `rpc` there. Source: tools/rpc/rpc-server.cpp.
         env={**env, "LLAMA_CACHE": str(tensors)},
-        cwd=program.path.parent,
+        cwd=path.parent,
         endpoint=Endpoint(host=options.host, port=options.port),
         api_key="",
         log_path=make_private(directories.log) / f"{label}.log",

@@ -24,12 +24,8 @@ _NOT_SAFE: Final = "the settings file cannot be changed safely"
 _BY_HAND: Final = "nothing was changed; correct it by hand, with corral config check"
 
 
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """The new text, and lines that tell people what changed."""
-
-    text: str
-    lines: tuple[str, ...]
+# The new text, and lines that tell people what changed.
+Edit = tuple[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +53,16 @@ def change_file(path: Path, edit: Callable[[str], Edit]) -> ChangedFile:
     """
     with _report_write_errors(path):
         text = path.read_text("utf-8")
-        made = edit(text)
+        after, lines = edit(text)
         backup = back_up(path)
-        rewrite(path, made.text)
-    return ChangedFile(path, text, made.lines, backup)
+        rewrite(path, after)
+    return ChangedFile(path, text, lines, backup)
 
 
-def write_file(path: Path, edit: Callable[[str], Edit]) -> Edit:
+def write_file(path: Path, edit: Callable[[str], Edit]) -> tuple[str, ...]:
     """Apply an edit to a settings file, which is created if missing, without a backup.
+
+    Returns the edit's lines.
 
     Raises:
         SettingsInvalid: `edit` raised it; nothing is changed.
@@ -72,13 +70,13 @@ def write_file(path: Path, edit: Callable[[str], Edit]) -> Edit:
     """
     with _report_write_errors(path):
         is_new = not path.exists()
-        made = edit("" if is_new else path.read_text("utf-8"))
+        text, lines = edit("" if is_new else path.read_text("utf-8"))
         if is_new:
             make_private(path.parent)
-            write_atomic(path, made.text)
+            write_atomic(path, text)
         else:
-            rewrite(path, made.text)
-    return made
+            rewrite(path, text)
+    return lines
 
 
 def edit_text(text: str, change: Callable[[Table], None]) -> str:
@@ -165,7 +163,7 @@ def values_of(word: str) -> Iterator[object]:
 def with_value(text: str, key: tuple[str, ...], value: object) -> Edit:
     """Set a value; raises SettingsInvalid if a part of the key is not a table."""
     edit = _edit_text(text, key, functools.partial(_set, key=key, value=value))
-    return Edit(edit, (f"{key_text(key)} = {toml(value)}",))
+    return edit, (f"{key_text(key)} = {toml(value)}",)
 
 
 def without_value(text: str, key: tuple[str, ...]) -> Edit:
@@ -176,7 +174,7 @@ def without_value(text: str, key: tuple[str, ...]) -> Edit:
             f"the settings file does not set {name}",
             hint="corral config show lists every setting, and where it comes from",
         )
-    return Edit(_edit_text(text, key, functools.partial(_remove, key=key)), (f"{name} is not set",))
+    return _edit_text(text, key, functools.partial(_remove, key=key)), (f"{name} is not set",)
 
 
 def _edit_text(text: str, key: tuple[str, ...], change: Callable[[Table], None]) -> str:
@@ -303,12 +301,9 @@ def remove_trial(text: str, model: str, *, is_applied: bool) -> Edit:
     except (SettingsInvalid, LookupError, TypeError) as error:
         raise _edit_by_hand_error(model, text, is_applied=is_applied) from error
     own = _own_lines(trial) if is_applied else []
-    return Edit(
-        after,
-        (
-            *(f"{key_text(('models', model))}.{line}" for line in own),
-            f"{key_text(('models', model, 'trial'))} is gone",
-        ),
+    return after, (
+        *(f"{key_text(('models', model))}.{line}" for line in own),
+        f"{key_text(('models', model, 'trial'))} is gone",
     )
 
 

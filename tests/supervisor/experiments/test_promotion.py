@@ -28,11 +28,11 @@ def test_only_the_engine_changes(text: str) -> None:
     edit = with_engine(text, "chat", Path("/opt/new/llama-server"))
     wanted = tomllib.loads(text)
     wanted["models"]["chat"]["engine"] = "/opt/new/llama-server"
-    assert tomllib.loads(edit.text) == wanted
+    assert tomllib.loads(edit[0]) == wanted
     assert [line for line in text.splitlines() if "#" in line and "engine" not in line] == [
-        line for line in edit.text.splitlines() if "#" in line and "engine" not in line
+        line for line in edit[0].splitlines() if "#" in line and "engine" not in line
     ]
-    assert edit.lines == ('models.chat.engine = "/opt/new/llama-server"',)
+    assert edit[1] == ('models.chat.engine = "/opt/new/llama-server"',)
 
 
 def test_a_file_without_the_model_is_told_what_to_write() -> None:
@@ -48,7 +48,7 @@ def test_a_hint_quotes_a_name_as_toml_does() -> None:
         with_engine("[models]\n", "owner/chat:7b", "b10434-cpu")
     assert 'into [models."owner/chat:7b"]' in str(refused.value.hint)
     edit = with_engine('[models."a:b"]\npath = "/m/a.gguf"\n', "a:b", "b10434-cpu")
-    assert edit.lines == ('models."a:b".engine = "b10434-cpu"',)
+    assert edit[1] == ('models."a:b".engine = "b10434-cpu"',)
 
 
 def test_a_file_with_other_changes_is_left_alone(tmp_path: Path) -> None:

@@ -7,15 +7,15 @@ import pytest
 
 from supervisor.builds.discover import Engine
 from supervisor.errors import EngineBroken, EngineMissing
-from supervisor.rpc.worker import WorkerOptions, WorkerProgram, command, find
+from supervisor.rpc.worker import WorkerOptions, command, find
 
 ALL = WorkerOptions("127.0.0.1", 50052, 2, "CPU", cache=True, memory_bytes=512 * 1024**2)
 
 
 def test_the_program_ships_beside_the_engine(engine: Engine) -> None:
-    found = find(engine)
-    assert found.path.parent == engine.path.parent
-    assert {"--host", "--port", "--threads", "--device", "--cache"} <= found.options
+    path, options = find(engine)
+    assert path.parent == engine.path.parent
+    assert {"--host", "--port", "--threads", "--device", "--cache"} <= options
 
 
 def test_an_option_of_another_build_is_dropped_with_the_reason(engine: Engine) -> None:
@@ -29,7 +29,7 @@ def test_an_option_of_another_build_is_dropped_with_the_reason(engine: Engine) -
 
 def test_a_build_with_all_options_gets_them() -> None:
     names = {"--host", "--port", "--threads", "--device", "--cache", "--mem"}
-    argv, dropped = command(WorkerProgram(Path("/x/rpc-server"), (), frozenset(names)), ALL)
+    argv, dropped = command((Path("/x/rpc-server"), frozenset(names)), ALL)
     assert argv[-3:] == ("--cache", "--mem", "512")
     assert dropped == ()
 

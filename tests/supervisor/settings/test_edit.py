@@ -62,20 +62,20 @@ def test_what_is_no_key_is_refused(key: str) -> None:
     ],
 )
 def test_a_value_is_set_and_taken_out_again(key: tuple[str, ...], value: object) -> None:
-    edit = with_value(TEXT, key, value)
-    found = tomllib.loads(edit.text)
+    text, _ = with_value(TEXT, key, value)
+    found = tomllib.loads(text)
     for part in key:
         found = found[part]
     assert found == value
-    assert "# mine\n" in edit.text
-    assert "# the usual one\n" in edit.text
-    without = without_value(edit.text, key).text
+    assert "# mine\n" in text
+    assert "# the usual one\n" in text
+    without = without_value(text, key)[0]
     assert key[-1] not in without.replace("# the usual one", "")
 
 
 @given(st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S", "Zs")), max_size=20))
 def test_any_text_is_a_value(text: str) -> None:
-    edited = tomllib.loads(with_value(TEXT, ("models", "chat", "profile"), text).text)
+    edited = tomllib.loads(with_value(TEXT, ("models", "chat", "profile"), text)[0])
     assert edited["models"]["chat"]["profile"] == text
 
 

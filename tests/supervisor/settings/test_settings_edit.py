@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.errors import AccessDenied, SettingsInvalid
-from supervisor.settings.edit import Edit, change_file, remove_trial
+from supervisor.settings.edit import change_file, remove_trial
 
 TABLES = """\
 # mine
@@ -60,7 +60,7 @@ max_tokens = 20
 def test_an_applied_trial_becomes_the_models_own(text: str) -> None:
     before, after = (
         tomllib.loads(case)["models"]["chat"]
-        for case in (text, remove_trial(text, "chat", is_applied=True).text)
+        for case in (text, remove_trial(text, "chat", is_applied=True)[0])
     )
     trial = before.pop("trial")
     wanted = before | {name: trial[name] for name in ("profile", "engine") if name in trial}
@@ -71,7 +71,7 @@ def test_an_applied_trial_becomes_the_models_own(text: str) -> None:
 
 @pytest.mark.parametrize("text", [TABLES, INLINE, DOTTED, ENGINE, FIRST])
 def test_a_trial_that_is_ended_leaves_nothing(text: str) -> None:
-    after = tomllib.loads(remove_trial(text, "chat", is_applied=False).text)
+    after = tomllib.loads(remove_trial(text, "chat", is_applied=False)[0])
     wanted = tomllib.loads(text)
     del wanted["models"]["chat"]["trial"]
     assert after == wanted
@@ -80,8 +80,8 @@ def test_a_trial_that_is_ended_leaves_nothing(text: str) -> None:
 def test_comments_and_other_tables_stay() -> None:
     edit = remove_trial(TABLES, "chat", is_applied=True)
     for kept in ("# mine", "# small", "# of every day", "[models.code]"):
-        assert kept in edit.text
-    assert edit.lines == (
+        assert kept in edit[0]
+    assert edit[1] == (
         'models.chat.profile = "speculative"',
         "models.chat.trial is gone",
     )
@@ -108,7 +108,7 @@ def test_what_cannot_be_changed_safely_is_told_line_by_line(
 def test_a_name_with_other_signs_is_quoted() -> None:
     text = TABLES.replace("models.chat", 'models."owner/chat:7b"')
     edit = remove_trial(text, "owner/chat:7b", is_applied=True)
-    assert edit.lines == (
+    assert edit[1] == (
         'models."owner/chat:7b".profile = "speculative"',
         'models."owner/chat:7b".trial is gone',
     )
@@ -133,4 +133,4 @@ def test_the_file_keeps_its_mode_and_can_be_put_back(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_changed_is_reported(tmp_path: Path) -> None:
     with pytest.raises(AccessDenied, match="cannot be changed"):
-        change_file(tmp_path / "none" / "corral.toml", lambda _: Edit("", ()))
+        change_file(tmp_path / "none" / "corral.toml", lambda _: ("", ()))
