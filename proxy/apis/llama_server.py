@@ -225,9 +225,6 @@ def _data(now: ShownState) -> dict[str, object]:
     return data
 
 
-# A comment keeps proxies from closing a silent stream. As no event reports a node's loaded models,
-# they are compared at the same interval.
-_PING_S: Final = 30.0
 _PING: Final = b":\n\n"
 _RUNNING: Final = frozenset({"loaded", "loading"})
 
@@ -238,7 +235,14 @@ _STREAM_HEADERS: Final = MappingProxyType(
 
 
 class ModelControlEndpoints(Feature):
-    def __init__(self, core: Core, control: ModelControl) -> None:
+    """Loads, unloads and watches models.
+
+    A comment every `ping_s` keeps proxies from closing a silent stream. As no event reports a
+    node's loaded models, they are compared at the same interval.
+    """
+
+    def __init__(self, core: Core, control: ModelControl, ping_s: float = 30.0) -> None:
+        self._ping_s = ping_s
         self._loads_for_others = core.settings.load_for_others == "idle"
         self._loader = core.loader
         self._control = control
@@ -300,7 +304,7 @@ class ModelControlEndpoints(Feature):
             await response.prepare(request)
             while True:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(_PING_S):
+                    async with asyncio.timeout(self._ping_s):
                         await changed.wait()
                 is_changed = changed.is_set()
                 changed.clear()

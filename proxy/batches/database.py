@@ -288,12 +288,15 @@ class Database:
                 await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _RETRY_MAX_S)
 
-    def close(self) -> None:
-        """Close the database after all begun calls; further calls raise Draining."""
+    def close(self, *, wait: bool = False) -> None:
+        """Close the database after all begun calls; further calls raise Draining.
+
+        It returns at once, unless it is to wait until the database is closed.
+        """
         if not self._is_closed:
             self._is_closed = True
             self._thread.submit(self._close)
-            self._thread.shutdown(wait=False)
+        self._thread.shutdown(wait=wait)
 
     def _note(self, failure: str | None) -> None:
         if (failure is None) != (self.failure is None):

@@ -40,15 +40,16 @@ from supervisor.errors import (
 )
 from supervisor.events import DAEMON_STOPPED, LOAD_PROGRESS, Event, EventStream, Listener
 
-_WAITING_EVERY_S: Final = 5.0
 _BODY_MAX_BYTES: Final = 2 * prompts.SIZE_MAX_BYTES
 
 
 @asynccontextmanager
-async def serve(service: DaemonService, events: EventStream, path: Path) -> AsyncIterator[None]:
+async def serve(
+    service: DaemonService, events: EventStream, path: Path, waiting_every_s: float = 5.0
+) -> AsyncIterator[None]:
     app = web.Application(client_max_size=_BODY_MAX_BYTES, middlewares=[_errors_as_json])
     for operation in OPERATIONS.values():
-        handler = functools.partial(_handle, service, events, operation)
+        handler = functools.partial(_handle, service, events, waiting_every_s, operation)
         app.router.add_route(operation.method, operation.path, handler)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
@@ -77,14 +78,18 @@ def _json(content: object, status: HTTPStatus = HTTPStatus.OK) -> web.Response:
 
 
 async def _handle(
-    service: DaemonService, events: EventStream, operation: Operation, request: web.Request
+    service: DaemonService,
+    events: EventStream,
+    waiting_every_s: float,
+    operation: Operation,
+    request: web.Request,
 ) -> web.StreamResponse:
     arguments = await _arguments(_parameters(operation.name), request)
     begin = functools.partial(getattr(service, operation.name), **arguments)
     if operation.sends == "lines":
         return await _send_lines(request, begin())
     if operation.sends != "nothing":
-        return await _send_messages(request, operation, begin, events, service)
+        return await _send_messages(request, operation, begin, events, service, waiting_every_s)
     answer = begin()
     if isinstance(answer, asyncio.Future):
         await asyncio.wait([answer])
@@ -150,6 +155,7 @@ async def _send_messages(
     begin: Callable[[], Any],
     events: EventStream,
     service: DaemonService,
+    waiting_every_s: float,
 ) -> web.StreamResponse:
     """Send messages until a command is over or the daemon has stopped, then the answer."""
     with ExitStack() as stack:
@@ -165,13 +171,13 @@ async def _send_messages(
         if first:
             await _write(response, first)
         while not is_over():
-            event = await _next(listener, task)
+            event = await _next(listener, task, waiting_every_s)
             if event is not None:
                 await _write(response, _message(event, operation))
                 if event.name == DAEMON_STOPPED:
                     break
             elif not is_over():
-                await _write(response, {"waiting": _WAITING_EVERY_S})
+                await _write(response, {"waiting": waiting_every_s})
         answer = _outcome(task) if task else service.current_status()
         if isinstance(answer, CorralError):
             await _write(response, {"error": answer.as_json()})
@@ -184,13 +190,15 @@ async def _write(response: web.StreamResponse, message: Message) -> None:
     await response.write(orjson.dumps(message) + b"\n")
 
 
-async def _next(listener: Listener, task: asyncio.Future[Any] | None) -> Event | None:
-    """Wait for an event or the end of a task; None without an event in 5 s."""
+async def _next(
+    listener: Listener, task: asyncio.Future[Any] | None, timeout_s: float
+) -> Event | None:
+    """Wait for an event or the end of a task; None without an event in time."""
     async with asyncio.TaskGroup() as group:
         event = group.create_task(listener.next())
         await asyncio.wait(
             [event, task] if task else [event],
-            timeout=_WAITING_EVERY_S,
+            timeout=timeout_s,
             return_when=asyncio.FIRST_COMPLETED,
         )
         event.cancel()

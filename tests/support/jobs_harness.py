@@ -110,8 +110,7 @@ class JobsHarness:
         self.configure(max_bytes)
 
     async def close(self) -> None:
-        self.database.close()
-        await asyncio.to_thread(self.database._thread.shutdown)
+        await asyncio.to_thread(self.database.close, wait=True)
 
     async def file(self, lines: Sequence[bytes], owner: str = "") -> StoredFile:
         key = await self.database.write(

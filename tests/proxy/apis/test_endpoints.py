@@ -1,5 +1,6 @@
 """Models are loaded and unloaded by the clients that may use them."""
 
+import functools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,8 @@ import aiohttp
 import pytest
 from support.proxy_harness import ProxyHarness, model_info, until
 
-from proxy.apis import llama_server
+from proxy import app
+from proxy.apis.llama_server import ModelControlEndpoints
 from proxy.errors import Unavailable
 
 KEY = "12345678"
@@ -135,7 +137,9 @@ async def test_changes_are_sent_while_a_client_listens(proxy: ProxyHarness) -> N
 async def test_a_silent_stream_is_kept_alive_and_catches_up(
     proxy: ProxyHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llama_server, "_PING_S", 0.01)
+    impatient = functools.partial(ModelControlEndpoints, ping_s=0.01)
+    monkeypatch.setattr(app, "ModelControlEndpoints", impatient)
+    await proxy.open()
     async with proxy.http.get("/models/sse") as response:
         assert await response.content.readline() == b":\n"
         proxy.loader.model_infos = [model_info("chat", "unloaded")]  # a node's: no event tells it

@@ -6,7 +6,7 @@ import asyncio
 import json
 import ssl
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import trustme
+from support.certificates import write_ca
 from support.corral_cli import PATIENCE_S
 from support.node import SETTINGS, FakeNode, NodesProxy, configured_node
 from support.proxy_harness import model_info, until
@@ -304,7 +305,16 @@ async def test_nodes_that_name_each_other_do_not_loop(place: Place) -> None:
                 assert (await third.ask())[0] == 503
 
 
-async def test_a_node_can_use_tls(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def system_cas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A file of the CAs that the system trusts; it is read once."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(path := tmp_path / "cas.pem"))
+    client.system_tls.cache_clear()
+    yield path
+    client.system_tls.cache_clear()
+
+
+async def test_a_node_can_use_tls(place: Place, system_cas: Path) -> None:
     authority = trustme.CA()
     own = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(own)
@@ -316,9 +326,8 @@ async def test_a_node_can_use_tls(place: Place, monkeypatch: pytest.MonkeyPatch)
         await until(lambda: bool(untrusting.events("node.down")))
         problem = untrusting.nodes.stats()[0].problem or ""
         assert "cannot be verified: unable to get local issuer" in problem
-    trusting = ssl.create_default_context()
-    authority.configure_trust(trusting)
-    monkeypatch.setattr(client, "_tls", lambda: trusting)
+    write_ca(system_cas, authority)
+    client.system_tls.cache_clear()
     near = NodesProxy(configured_node("one", url))
     async with near.running():
         await until(lambda: near.states() == [True])

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from typing import cast
+
 from hypothesis import given
 from hypothesis import strategies as st
 from support.requests import ask
@@ -9,6 +13,12 @@ from support.requests import ask
 from proxy.request.request import Priority
 from proxy.router.queue import QueuedRequest, RequestQueue
 from proxy.settings import ProxySettings
+
+
+class Name(str):
+    """Tells whether somebody still holds it."""
+
+    __slots__ = ("__weakref__",)
 
 
 def place(
@@ -97,10 +107,12 @@ def test_a_line_knows_its_length_and_its_oldest_wait() -> None:
 
 def test_clients_that_came_once_are_not_remembered_for_ever() -> None:
     line = line_of()
+    names = weakref.WeakSet[Name]()
     for number in range(2000):
-        line.join(place(f"{number}"))
-        serve(line)
-    assert len(line._priorities["interactive"]._next) < 300
+        line.join(place(Name(number)))
+        names.add(cast("Name", serve(line).request.client))
+    gc.collect()
+    assert len(names) < 300
 
 
 clients = st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=30)

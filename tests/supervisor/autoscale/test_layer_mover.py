@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import pytest
-
-from supervisor.autoscale.layer_mover import LayerMover, Move
+from supervisor.autoscale.layer_mover import LayerMover
 from supervisor.engine.states import State
 from supervisor.errors import OutOfMemory, SettingsInvalid
 from supervisor.fleet.launches import ReplicaId
-from supervisor.fleet.model import Replica
 from supervisor.fleet.replace import Replacer
+from supervisor.plan.resolve import SPLIT
 from supervisor.rpc.address import WorkerAddress
 from supervisor.rpc.relay import ShardRun
-from supervisor.rpc.shards import LayerShares, ShardPlan
+from supervisor.rpc.shards import LayerShares, ShardPlan, worker_split
 from supervisor.settings.tables import LoadBalanceConfig
 
 
@@ -30,9 +29,10 @@ def slow_b() -> ShardRun:
 
 
 class Harness:
-    """A fleet of one model whose plans do not fit."""
+    """A fleet of one model, whose plans fit or not."""
 
-    def __init__(self, tmp_path: Path) -> None:
+    def __init__(self, tmp_path: Path, *, fits: bool = False) -> None:
+        self.fits = fits
         self.now_s = 0.0
         self.planned: list[dict[str, int]] = []
         self.events: list[dict[str, Any]] = []
@@ -45,19 +45,33 @@ class Harness:
         fleet = cast(
             "Any",
             SimpleNamespace(
-                planner=planner, replicas=lambda: [self.replica], select=lambda _names: ()
+                planner=planner,
+                replicas=lambda: [self.replica],
+                select=lambda _names: (),
+                models={"chat": SimpleNamespace(at=lambda _number: None)},
+                apply_settings=lambda *_: None,
             ),
         )
+        fake: Any = SimpleNamespace(lock=asyncio.Lock(), replace=self._replace)
+        replacer = fake if fits else Replacer(fleet)
         self.shares = LayerShares(tmp_path / "layers")
-        self.mover = LayerMover(fleet, Replacer(fleet), self.shares, self._emit, lambda: self.now_s)
+        self.mover = LayerMover(fleet, replacer, self.shares, self._emit, lambda: self.now_s)
 
     def _with_layers(self, _model: str, layers: dict[str, int]) -> Any:
         self.planned.append(layers)
 
-        def plan_at(_place: ReplicaId) -> None:
-            raise OutOfMemory("b has too little memory")
+        def plan_at(_place: ReplicaId) -> Any:
+            if not self.fits:
+                raise OutOfMemory("b has too little memory")
+            device = SimpleNamespace(total_mib=1)
+            workers: Any = [SimpleNamespace(name=name, devices=[device]) for name in "ab"]
+            chosen = {SPLIT: worker_split(workers, layers)}
+            inputs = SimpleNamespace(chosen=chosen)
+            return SimpleNamespace(model="chat", workers=workers, memory_inputs=inputs)
 
         return SimpleNamespace(plan_at=plan_at)
+
+    async def _replace(self, *_: object) -> None: ...
 
     def _emit(self, name: str, /, **fields: Any) -> None:
         self.events.append({"event": name, **fields})
@@ -87,30 +101,24 @@ async def test_a_move_that_fails_is_reported_and_not_tried_again_for_an_hour(
 
 
 async def test_what_was_undone_is_not_moved_again_for_an_hour(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     """seed 000: automatic, beyond it"""
-    harness = Harness(tmp_path)
+    harness = Harness(tmp_path, fits=True)
     found = await harness.mover.undo("chat")
     assert isinstance(found, SettingsInvalid)
     assert "no layers of chat were moved" in found.message
     harness.shares.write("chat", {"a": 8, "b": 8}, {"a": 10, "b": 6})
-    moves: list[Move] = []
-
-    async def note(_mover: LayerMover, _replica: Replica, move: Move) -> None:
-        moves.append(move)
-
-    monkeypatch.setattr(LayerMover, "_replace", note)
     await harness.mover.undo("chat")
-    assert [(move.before, move.after) for move in moves] == [
-        ((("a", 8), ("b", 8)), (("a", 10), ("b", 6)))
-    ]
+    (event,) = harness.events
+    assert event["event"] == "model.adapted"
+    assert (event["before"], event["after"]) == ("a 8, b 8", "a 10, b 6")
     harness.now_s = 3599.0
     await harness.sample()
-    assert len(moves) == 1
+    assert harness.planned == [{"a": 10, "b": 6}]
     harness.now_s = 3600.0
     await harness.sample()
-    assert len(moves) == 2
+    assert harness.planned == [{"a": 10, "b": 6}, {"a": 15, "b": 1}]
 
 
 async def test_measurements_of_an_earlier_run_move_nothing(tmp_path: Path) -> None:

@@ -425,17 +425,19 @@ async def test_a_command_that_a_shutdown_ends_is_an_error(service: Service, path
 
 
 async def test_a_slow_command_sends_waiting_messages(
-    service: Service, path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control_server, "_WAITING_EVERY_S", 0.01)
+    service = Service(events := EventStream())
     never: asyncio.Future[list[Manifest]] = asyncio.get_running_loop().create_future()
     monkeypatch.setattr(service, "save_slots", lambda **_: never)
 
     def first() -> Message:
         return next(Client(path).save_slots([]))
 
-    assert await asyncio.to_thread(first) == {"waiting": 0.01}
-    never.cancel()
+    served = control_server.serve(cast("DaemonService", service), events, path, 0.01)
+    async with served:
+        assert await asyncio.to_thread(first) == {"waiting": 0.01}
+        never.cancel()
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"prompt": 1}', b'{"messages": "x"}'])
