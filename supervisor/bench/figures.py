@@ -339,16 +339,13 @@ def scale_for(unit: Unit, values: Sequence[float]) -> Scale:
 
 @dataclass(slots=True)
 class Variant:
-    """The measurements of one way to run the model.
-
-    Attributes:
-        rounds: The known values by figure name, in each round that began; of all variants, the
-            same index is the same round.
-    """
+    """The measurements of one way to run the model."""
 
     name: str
     profile: str | None  # None for the engine's own defaults
     argv: tuple[str, ...]  # the command line, without the listening address
+    # The known values by figure name, in each round that began; of all variants, the same index is
+    # the same round.
     rounds: list[dict[str, float]] = field(default_factory=list)
     failure: str | None = None  # why it was given up, with the fix; None if it was not
 
@@ -397,18 +394,14 @@ _WORDS: Final[Mapping[Unit, Words]] = {"tokens/s": RATE, "s": TIME, "ms": TIME}
 
 @dataclass(frozen=True, slots=True)
 class VariantFinding:
-    """One figure of one variant.
-
-    Attributes:
-        interval: 95 % interval of the geometric mean; None if there are too few values.
-        comparison: Against the first variant, round by round; None for the first variant and
-            without values.
-    """
+    """One figure of one variant."""
 
     name: str
     values: tuple[float, ...]  # one per round, nan if the round has none
     spread: Spread | None  # None without any value
+    # 95 % interval of the geometric mean; None if there are too few values.
     interval: tuple[float, float] | None
+    # Against the first variant, round by round; None for the first variant and without values.
     comparison: Comparison | None
 
     @property

@@ -208,12 +208,7 @@ _WORKLOAD_TIMEOUT_S: Final = 900.0
 
 @dataclass(kw_only=True)
 class Bench:
-    """One bench; what it has found so far can be read at any time.
-
-    Attributes:
-        notes: Sentences for the reader, in order.
-        others_cores: The cores that other programs took during each measurement.
-    """
+    """One bench; what it has found so far can be read at any time."""
 
     model: str
     specs: tuple[VariantSpec, ...]  # the variants to measure, by which `variants` is ordered too
@@ -225,7 +220,9 @@ class Bench:
     recorded: Sequence[RecordedRequest] = ()
     read_energy: Callable[[], EnergyReading] = energy.read
     variants: dict[str, Variant] = field(init=False)  # the values found, round by round
+    # Sentences for the reader, in order.
     notes: dict[str, None] = field(default_factory=dict)  # each once
+    # The cores that other programs took during each measurement.
     others_cores: list[float] = field(default_factory=list)
     complete_rounds: int = 0
 

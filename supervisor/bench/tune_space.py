@@ -28,14 +28,11 @@ from supervisor.system.toml_file import read_toml
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """Flags that are set in addition to the profile's.
+    """Flags that are set in addition to the profile's."""
 
-    Attributes:
-        axes: What it varies, such as `threads`; variants of one axis exclude each other.
-        flags: By their current names, in the order to show them.
-    """
-
+    # What it varies, such as `threads`; variants of one axis exclude each other.
     axes: frozenset[str] = frozenset()
+    # By their current names, in the order to show them.
     flags: tuple[tuple[str, FlagValue], ...] = ()
     replicas: int | None = None  # instances that serve the model; None for the model's own number
     parts: int = 1  # how many single changes it combines

@@ -100,19 +100,16 @@ class WorkloadFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class MeasuredEngine:
-    """A ready engine that nothing else uses.
+    """A ready engine that nothing else uses."""
 
-    Attributes:
-        client: Opens a client with connections of its own, one for each simulated client.
-        names_slots: Whether a turn names the slot of the turn before, as the proxy does for an
-            engine that does not match prompts to slots.
-        recorded: Requests of clients, in the order in which they ended.
-    """
-
+    # Opens a client with connections of its own, one for each simulated client.
     client: Callable[[], EngineClient]
     sizes: Sizes  # sizes of the requests; the same for all variants
     model: str  # its name in the settings
+    # Whether a turn names the slot of the turn before, as the proxy does for an engine that does
+    # not match prompts to slots.
     names_slots: bool = False
+    # Requests of clients, in the order in which they ended.
     recorded: Sequence[RecordedRequest] = ()
 
 
@@ -122,20 +119,16 @@ Outcome = tuple[Mapping[str, float], int]
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One workload.
-
-    Attributes:
-        run: Sends the requests; equal generators make equal requests.
-        for_embedding: Whether it needs a model for embeddings instead of one that generates.
-        unavailable: Returns why it cannot run for a model with its recorded requests, as a
-            clause, or None.
-    """
+    """One workload."""
 
     name: str
     description: str
     figures: tuple[Figure, ...]  # all that it may return
+    # Sends the requests; equal generators make equal requests.
     run: Callable[[MeasuredEngine, Random], Awaitable[Outcome]]
+    # Whether it needs a model for embeddings instead of one that generates.
     for_embedding: bool = False
+    # Returns why it cannot run for a model with its recorded requests, as a clause, or None.
     unavailable: Callable[[str, Sequence[RecordedRequest]], str | None] = lambda _, __: None
 
 
@@ -147,15 +140,12 @@ _CLOCK_S: Final = 0.002
 
 @dataclass(slots=True)
 class ReplayedRequest:
-    """One request to send.
-
-    Attributes:
-        shared: Tokens at the beginning of the prompt that repeat the conversation so far or, in
-            its first request, the beginning that other conversations share.
-    """
+    """One request to send."""
 
     conversation: int  # its number, from 0
     prompt: int  # tokens of the prompt
+    # Tokens at the beginning of the prompt that repeat the conversation so far or, in its first
+    # request, the beginning that other conversations share.
     shared: int
     answer: int  # tokens to generate
     began_s: float  # when it was recorded, from the start of the first

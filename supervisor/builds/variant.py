@@ -27,12 +27,9 @@ _VERSION_MAX_BYTES: Final = 80  # Source: nvml.h, NVML_SYSTEM_DRIVER_VERSION_BUF
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A machine to install a build on.
+    """A machine to install a build on."""
 
-    Attributes:
-        system, processor: As in the names of releases' files.
-    """
-
+    # system, processor: As in the names of releases' files.
     system: str
     processor: str
     nvidia_driver: int | None = None  # the major version of NVIDIA's driver, or None

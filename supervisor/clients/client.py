@@ -24,17 +24,14 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The daemon, for clients.
-
-    Attributes:
-        certificate: PEM file to trust for https if it is self-signed; otherwise None.
-    """
+    """The daemon, for clients."""
 
     url: str  # without a path
     models: tuple[ServedModel, ...]
     model: ServedModel  # for most requests; one of `models`
     small: ServedModel  # for short requests, such as titles
     needs_key: bool = False  # clients read the key from the variable CORRAL_API_KEY
+    # PEM file to trust for https if it is self-signed; otherwise None.
     certificate: Path | None = None
 
     @property

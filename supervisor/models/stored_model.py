@@ -182,32 +182,19 @@ _LABEL_MAX: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A model in a store; until `open_model` has read its file, size, kind and so on are empty.
+    """A model in a store; until `open_model` has read its file, size, kind and so on are empty."""
 
-    Attributes:
-        name: The name for users, such as `qwen3:8b` or `ORG/REPO:QUANT`.
-        path: The GGUF file, or the first shard of a split model.
-        root: The directory of its store.
-        files: All its shards.
-        size_bytes: Disk space of all shards, without the projector.
-        kind: `chat`, `embedding` or `rerank`; empty with a problem.
-        quantisation: Such as `Q4_K_M`; empty with a problem.
-        projector: Its picture or sound encoder, or None.
-        adapters: LoRA files that are part of it.
-        problem: Why it cannot be served, or None.
-    """
-
-    name: str
+    name: str  # The name for users, such as `qwen3:8b` or `ORG/REPO:QUANT`
     store: Store
-    path: Path
-    root: Path
-    size_bytes: int = 0
-    kind: str = ""
-    quantisation: str = ""
-    projector: Path | None = None
-    adapters: tuple[Path, ...] = ()
-    files: tuple[Path, ...] = ()
-    problem: str | None = None
+    path: Path  # The GGUF file, or the first shard of a split model
+    root: Path  # The directory of its store
+    size_bytes: int = 0  # Disk space of all shards, without the projector
+    kind: str = ""  # `chat`, `embedding` or `rerank`; empty with a problem
+    quantisation: str = ""  # Such as `Q4_K_M`; empty with a problem
+    projector: Path | None = None  # Its picture or sound encoder, or None
+    adapters: tuple[Path, ...] = ()  # LoRA files that are part of it
+    files: tuple[Path, ...] = ()  # All its shards
+    problem: str | None = None  # Why it cannot be served, or None
 
     @property
     def id(self) -> str:
