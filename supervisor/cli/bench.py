@@ -169,7 +169,7 @@ def bench(word: str, config: Path | None, options: BenchOptions) -> CommandResul
         model=model,
         specs=specs,
         workloads=workloads,
-        limits=RoundLimits.from_options(options.repeats, options.minutes),
+        limits=RoundLimits(options.repeats, options.minutes),
         seed=secrets.randbits(_SEED_BITS) if options.seed is None else options.seed,
         directories=where,
         meter=ProgressMeter(),

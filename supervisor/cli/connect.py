@@ -95,13 +95,13 @@ def check(facts: Facts, api: Api) -> None:
     body = client_module.body(api, facts.model.name)
     with connect() as http, translate_http_errors(_STATE):
         answer = http.post(
-            api.value, json=body, headers=client_module.headers(api), timeout=_CHECK_TIMEOUT_S
+            api, json=body, headers=client_module.headers(api), timeout=_CHECK_TIMEOUT_S
         )
     if answer.is_error:
         raise _refusal_error(answer)
     if not client_module.is_complete(api, answer.text):
         raise CorralError(
-            f"{facts.model.name} broke off its answer at {api.value}",
+            f"{facts.model.name} broke off its answer at {api}",
             hint=f"corral logs {facts.model.name} shows why",
         )
 
@@ -344,7 +344,7 @@ def write(name: str, model: str | None, small: str | None, *, checks: bool) -> C
         facts = daemon_facts(model, small)  # the model is loaded now, so its context is known
     written = SettingsFiles(directories().data).write(name, client.files(facts, _places()))
     lines = [f"wrote {path}" for path, _ in written]
-    lines += [f"{facts.model.name} answers at {facts.url}{client.api.value}"] if checks else []
+    lines += [f"{facts.model.name} answers at {facts.url}{client.api}"] if checks else []
     backups = [backup for _, backup in written if backup]
     data = {
         "client": name,

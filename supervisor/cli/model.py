@@ -264,17 +264,17 @@ def prune(config: Path | None, ask: Ask, *, yes: bool, dry_run: bool) -> Command
     stored = StoredModels(load(config, config_dir=where.config).settings, where)
     notes: list[str] = []
     found = list(leftovers(stored.places, notes))
-    freed = sum(leftover.size_bytes for leftover in found)
-    rows = [(size(leftover.size_bytes), leftover.reason, str(leftover.path)) for leftover in found]
+    sizes = [path.lstat().st_size for path, _, _ in found]
+    freed = sum(sizes)
+    rows = [
+        (size(size_bytes), reason, str(path))
+        for (path, _, reason), size_bytes in zip(found, sizes, strict=True)
+    ]
     shown = table(("SIZE", "REASON", "FILE"), rows)
     data = {
         "files": [
-            {
-                "path": str(leftover.path),
-                "size_bytes": leftover.size_bytes,
-                "reason": leftover.reason,
-            }
-            for leftover in found
+            {"path": str(path), "size_bytes": size_bytes, "reason": reason}
+            for (path, _, reason), size_bytes in zip(found, sizes, strict=True)
         ],
         "freed_bytes": 0 if dry_run else freed,
     }
@@ -284,8 +284,8 @@ def prune(config: Path | None, ask: Ask, *, yes: bool, dry_run: bool) -> Command
         return CommandResult(data, f"{shown}\n\n{size(freed)} would be freed", tuple(notes))
     if not _confirm(f"{shown}\n\nremove these files, {size(freed)}?", ask, yes=yes):
         return CommandResult({"files": [], "freed_bytes": 0}, "nothing was removed", tuple(notes))
-    for root in dict.fromkeys(leftover.root for leftover in found):
-        _delete([leftover.path for leftover in found if leftover.root == root], root)
+    for root in dict.fromkeys(root for _, root, _ in found):
+        _delete([path for path, its_root, _ in found if its_root == root], root)
     return CommandResult(data, f"{shown}\n\n{size(freed)} freed", tuple(notes))
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,12 +21,15 @@ from supervisor.cli.requests import list_past
 from supervisor.daemon.control_client import Client
 from supervisor.diagnose.doctor import run_checks
 from supervisor.diagnose.host_checks import Finding, secrets_of
-from supervisor.diagnose.log_excerpt import LEFT_OUT, clean_event, cut_quote, read_logs
 from supervisor.diagnose.report import (
-    Anonymizer,
+    LEFT_OUT,
     Part,
+    anonymize,
     check_new,
+    clean_event,
+    cut_quote,
     machine_facts,
+    read_logs,
     versions,
     without_secrets,
     write_archive,
@@ -94,7 +98,7 @@ def report(config: Path | None, output: Path | None, *, with_prompts: bool) -> C
         _past_requests(),
         *logs,
     ]
-    clean = _anonymizer(loaded).clean
+    clean = _anonymizer(loaded)
     parts = [Part(part.name, clean(part.text), part.note) for part in found]
     notes = [f"{part.name}: {part.note}" for part in parts if part.note]
     parts.insert(0, Part("README.txt", _readme(parts, notes, with_prompts=with_prompts)))
@@ -172,7 +176,7 @@ def _without_texts(value: Any, *, has_quotes: bool) -> Any:
     return value
 
 
-def _anonymizer(loaded: Loaded | CorralError) -> Anonymizer:
+def _anonymizer(loaded: Loaded | CorralError) -> Callable[[str], str]:
     user = ""
     with suppress(OSError, KeyError):  # a user without a name
         user = getpass.getuser()
@@ -182,7 +186,8 @@ def _anonymizer(loaded: Loaded | CorralError) -> Anonymizer:
         secrets = [*secrets_of(loaded.settings)]
     secrets += [value for name, value in os.environ.items() if _SECRET_VARIABLE.search(name)]
     home = os.path.expanduser("~")  # noqa: PTH111 (a text, and no error without a home)
-    return Anonymizer(home, user, socket.gethostname(), secrets)
+    host = socket.gethostname()
+    return partial(anonymize, home=home, user=user, host=host, secrets=secrets)
 
 
 def _error_text(error: CorralError) -> str:

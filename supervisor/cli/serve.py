@@ -34,7 +34,7 @@ from supervisor.errors import (
 )
 from supervisor.output import CommandResult, run_command, warn
 from supervisor.service import units
-from supervisor.service.notifier import ServiceEnvironment, take_service_environment
+from supervisor.service.notifier import ServiceNotifier, take_service_environment
 from supervisor.service.units import (
     GPU_GROUPS,
     NAME,
@@ -155,11 +155,11 @@ def serve(
     where = directories()
     report = _Report(report_fd)
     try:
-        environment = take_service_environment()
-        listen = environment.listen or listen
+        notifier = take_service_environment()
+        listen = notifier.listen or listen
         targets = choose(words, config, where, listen)
-        if environment.listen:
-            _compare_listen(environment.listen, targets.loaded.path, where)
+        if notifier.listen:
+            _compare_listen(notifier.listen, targets.loaded.path, where)
         named = targets.names if words else ()
         models = targets.loaded.settings.models
         preloaded = [name for name in targets.names if models[name].preload]
@@ -174,7 +174,7 @@ def serve(
                     settings_reader(targets, where, listen),
                     where,
                     sink,
-                    environment,
+                    notifier,
                     is_desktop=is_desktop,
                 ),
                 wanted,
@@ -240,7 +240,7 @@ def _daemon(
     reread: Callable[[], Loaded],
     where: Directories,
     sink: Sink,
-    environment: ServiceEnvironment,
+    notifier: ServiceNotifier,
     *,
     is_desktop: bool,
 ) -> Daemon:
@@ -250,7 +250,7 @@ def _daemon(
     from supervisor.events import EventStream
 
     key = new_desktop_key(where.desktop_key) if is_desktop else None
-    parts = DaemonParts(targets.loaded, reread, where, EventStream(sink), environment, key)
+    parts = DaemonParts(targets.loaded, reread, where, EventStream(sink), notifier, key)
     return Daemon(parts)
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 KEY_VARIABLE: Final = "CORRAL_API_KEY"
 # For clients that want a key although the daemon needs none.
@@ -87,19 +86,9 @@ def nest_value(place: Place, value: Any) -> Any:
     return value
 
 
-class FileFormat(Enum):
-    JSON = "json"  # with comments or without
-    TOML = "toml"
-    YAML = "yaml"
-    ENV = "env"
-
-
-class Api(Enum):
-    """The endpoint that a client sends its requests to."""
-
-    MESSAGES = "/v1/messages"
-    RESPONSES = "/v1/responses"
-    CHAT = "/v1/chat/completions"
+FileFormat = Literal["json", "toml", "yaml", "env"]  # JSON with comments or without
+# The endpoint that a client sends its requests to.
+Api = Literal["/v1/messages", "/v1/responses", "/v1/chat/completions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,36 +121,29 @@ class ClientProgram:
 _PROMPT: Final = "Say hello."
 # The Responses API's minimum is 16.
 _MAX_TOKENS: Final = 16
-_ENDS: Final = {
-    Api.MESSAGES: ("message_stop",),
-    Api.RESPONSES: ("response.completed", "response.incomplete"),
-    Api.CHAT: ("[DONE]",),
+_ENDS: Final[Mapping[Api, Sequence[str]]] = {
+    "/v1/messages": ("message_stop",),
+    "/v1/responses": ("response.completed", "response.incomplete"),
+    "/v1/chat/completions": ("[DONE]",),
 }
 
 
 def body(api: Api, model: str) -> Mapping[str, Any]:
     """Return a short streaming request as the client sends it."""
     messages = [{"role": "user", "content": _PROMPT}]
-    match api:
-        case Api.RESPONSES:
-            return {
-                "model": model,
-                "input": [{"type": "message", **messages[0]}],
-                "max_output_tokens": _MAX_TOKENS,
-                "stream": True,
-                "store": False,
-            }
-        case Api.MESSAGES | Api.CHAT:
-            return {
-                "model": model,
-                "messages": messages,
-                "max_tokens": _MAX_TOKENS,
-                "stream": True,
-            }
+    if api == "/v1/responses":
+        return {
+            "model": model,
+            "input": [{"type": "message", **messages[0]}],
+            "max_output_tokens": _MAX_TOKENS,
+            "stream": True,
+            "store": False,
+        }
+    return {"model": model, "messages": messages, "max_tokens": _MAX_TOKENS, "stream": True}
 
 
 def headers(api: Api) -> Mapping[str, str]:
-    return {"anthropic-version": "2023-06-01"} if api is Api.MESSAGES else {}
+    return {"anthropic-version": "2023-06-01"} if api == "/v1/messages" else {}
 
 
 def is_complete(api: Api, stream: str) -> bool:

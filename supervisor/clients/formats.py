@@ -9,7 +9,7 @@ import json
 import re
 import shlex
 from collections.abc import MutableMapping, MutableSequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from io import StringIO
 from typing import Any, Final
 
@@ -113,25 +113,15 @@ _DEPTH_MAX: Final = 100
 
 @dataclass(slots=True)
 class Node:
-    """A value from `start` to `end`; `members` is None unless it is an object."""
+    """A value from `start` to `end`.
+
+    `members` has the start, name and value of each member; it is None unless this is an object.
+    """
 
     start: int
     end: int
     value: Any
-    members: list[Member] | None = None
-
-
-@dataclass(slots=True)
-class Member:
-    """A member of an object; `start` is the start of its name."""
-
-    start: int
-    name: str
-    node: Node = field(default_factory=lambda: Node(0, 0, None))
-
-    @property
-    def end(self) -> int:
-        return self.node.end
+    members: list[tuple[int, str, Node]] | None = None
 
 
 def parse(text: str) -> Node:
@@ -192,15 +182,14 @@ class _Reader:
         return value
 
     def _object(self, start: int, depth: int) -> Node:
-        members: list[Member] = []
+        members: list[tuple[int, str, Node]] = []
         self._at += 1
         while not self._ends("}"):
-            member = Member(self.at_blank_end(), self._string())
+            name_start, name = self.at_blank_end(), self._string()
             self._expect(":")
-            member.node = self.value(depth + 1)
-            members.append(member)
+            members.append((name_start, name, self.value(depth + 1)))
             self._comma("}")
-        value = {member.name: member.node.value for member in members}
+        value = {name: node.value for _, name, node in members}
         return Node(start, self._at, value, members)
 
     def _list(self, start: int, depth: int) -> Node:
@@ -254,26 +243,25 @@ def put_json(text: str, place: Place, value: Any) -> str:
 
 def drop_json(text: str, place: Place) -> str:
     parent, _ = _deepest(parse(text), place[:-1])
-    members = parent.members or []
-    at = next(number for number, member in enumerate(members) if member.name == place[-1])
-    start, end = _span(text, parent, members, at)
+    at = next(at for at, (_, name, _) in enumerate(parent.members or ()) if name == place[-1])
+    start, end = _span(text, parent, at)
     return text[:start] + text[end:]
 
 
 def _deepest(node: Node, place: Place) -> tuple[Node, Place]:
     """Return the deepest existing value on the path to a place, and the rest of the path."""
     for number, step in enumerate(place):
-        found = [member for member in node.members or () if member.name == step]
+        found = [inner for _, name, inner in node.members or () if name == step]
         if not found:
             return node, place[number:]
-        node = found[-1].node
+        node = found[-1]
     return node, ()
 
 
 def _add_member(text: str, node: Node, name: str, value: Any) -> str:
     members = node.members or []
-    start = members[-1].end if members else node.start + 1
-    indent = _line_indent(text, members[0].start if members else node.start)
+    start = members[-1][2].end if members else node.start + 1
+    indent = _line_indent(text, members[0][0] if members else node.start)
     if not members:
         indent += _unit(text)
     member = f"{json.dumps(name)}: {_dump_json(text, indent, value)}"
@@ -285,16 +273,16 @@ def _add_member(text: str, node: Node, name: str, value: Any) -> str:
     return text[:start] + before + member + after
 
 
-def _span(text: str, parent: Node, members: list[Member], at: int) -> tuple[int, int]:
+def _span(text: str, parent: Node, at: int) -> tuple[int, int]:
     """Return the range that removes a member with its comma but no comment."""
-    start, end = members[at].start, members[at].end
-    if at + 1 < len(members):
-        comma = blank_end(text, end)
-        rest = text[comma + 1 : members[at + 1].start]
-        is_bare = not text[end:comma].strip() and not rest.strip()
-        return start, members[at + 1].start if is_bare else comma + 1
-    if at and text[members[at - 1].end : start].strip() == ",":
-        return members[at - 1].end, end
+    spans = [(start, node.end) for start, _, node in parent.members or ()]
+    start, end = spans[at]
+    if at + 1 < len(spans):
+        comma, after = blank_end(text, end), spans[at + 1][0]
+        is_bare = not text[end:comma].strip() and not text[comma + 1 : after].strip()
+        return start, after if is_bare else comma + 1
+    if at and text[spans[at - 1][1] : start].strip() == ",":
+        return spans[at - 1][1], end
     if not at and not text[parent.start + 1 : start].strip():
         return parent.start + 1, end
     return start, end

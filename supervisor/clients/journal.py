@@ -37,10 +37,10 @@ class Texts:
 
 _TEXTS: Final[Mapping[FileFormat, Texts]] = MappingProxyType(
     {
-        FileFormat.JSON: Texts(formats.read_json, formats.put_json, formats.drop_json),
-        FileFormat.TOML: Texts(formats.read_toml, formats.put_toml, formats.drop_toml),
-        FileFormat.YAML: Texts(formats.read_yaml, formats.put_yaml, formats.drop_yaml),
-        FileFormat.ENV: Texts(formats.read_env, formats.put_env, formats.drop_env),
+        "json": Texts(formats.read_json, formats.put_json, formats.drop_json),
+        "toml": Texts(formats.read_toml, formats.put_toml, formats.drop_toml),
+        "yaml": Texts(formats.read_yaml, formats.put_yaml, formats.drop_yaml),
+        "env": Texts(formats.read_env, formats.put_env, formats.drop_env),
     }
 )
 
@@ -186,7 +186,7 @@ def to_json(files: Sequence[FileEntries]) -> dict[str, Any]:
         "files": [
             {
                 "path": str(file.path),
-                "format": file.format.value,
+                "format": file.format,
                 "is_new": file.is_new,
                 "entries": [
                     {
@@ -208,10 +208,12 @@ def read_json(content: Mapping[str, Any]) -> list[FileEntries]:
     """Return what `to_json` wrote; raises the errors of reading another format."""
     if content["version"] != _VERSION:
         raise ValueError(f"version {content['version']}")
+    if unknown := {file["format"] for file in content["files"]} - _TEXTS.keys():
+        raise ValueError(f"formats {unknown}")
     return [
         FileEntries(
             Path(file["path"]),
-            FileFormat(file["format"]),
+            file["format"],
             tuple(
                 Entry(
                     from_json(entry["place"]),

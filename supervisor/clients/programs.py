@@ -19,10 +19,8 @@ from typing import Any, Final
 from supervisor.clients.client import (
     KEY_VARIABLE,
     NO_KEY,
-    Api,
     ClientProgram,
     Facts,
-    FileFormat,
     FileSettings,
     Place,
     Places,
@@ -54,10 +52,10 @@ def _aider_files(facts: Facts, places: Places) -> Sequence[FileSettings]:
         for model in facts.models
         if model.context_tokens
     }
-    files = [FileSettings(places.home / ".aider.conf.yml", FileFormat.YAML, values)]
+    files = [FileSettings(places.home / ".aider.conf.yml", "yaml", values)]
     if sizes:
         path = places.home / ".aider.model.metadata.json"
-        files.append(FileSettings(path, FileFormat.JSON, sizes))
+        files.append(FileSettings(path, "json", sizes))
     return files
 
 
@@ -69,7 +67,7 @@ AIDER: Final = ClientProgram(
     name="aider",
     title="aider",
     programs=("aider",),
-    api=Api.CHAT,
+    api="/v1/chat/completions",
     directory=_aider_directory,
     files=_aider_files,
     run=lambda _: "aider",
@@ -90,7 +88,7 @@ def _claude_files(facts: Facts, places: Places) -> Sequence[FileSettings]:
     values: dict[Place, Any] = {("env", name): value for name, value in _variables(facts).items()}
     if facts.needs_key:
         values["apiKeyHelper",] = f"printenv {KEY_VARIABLE}"
-    return [FileSettings(_claude_directory(places) / "settings.json", FileFormat.JSON, values)]
+    return [FileSettings(_claude_directory(places) / "settings.json", "json", values)]
 
 
 def _variables(facts: Facts) -> dict[str, str]:
@@ -121,7 +119,7 @@ CLAUDE: Final = ClientProgram(
     name="claude",
     title="Claude Code",
     programs=("claude",),
-    api=Api.MESSAGES,
+    api="/v1/messages",
     directory=_claude_directory,
     files=_claude_files,
     run=lambda _: "claude",
@@ -153,14 +151,14 @@ def _codex_files(facts: Facts, places: Places) -> Sequence[FileSettings]:
     if facts.model.context_tokens:
         values["model_context_window",] = facts.model.context_tokens
     values["model_providers", "corral"] = provider
-    return [FileSettings(_codex_directory(places) / "config.toml", FileFormat.TOML, values)]
+    return [FileSettings(_codex_directory(places) / "config.toml", "toml", values)]
 
 
 CODEX: Final = ClientProgram(
     name="codex",
     title="Codex",
     programs=("codex",),
-    api=Api.RESPONSES,
+    api="/v1/responses",
     directory=_codex_directory,
     files=_codex_files,
     run=lambda _: "codex",
@@ -181,7 +179,7 @@ def _continue_dev_files(facts: Facts, places: Places) -> Sequence[FileSettings]:
     }
     required: dict[Place, Any] = {("name",): "Local", ("version",): "0.0.1", ("schema",): "v1"}
     path = _continue_dev_directory(places) / "config.yaml"
-    return [FileSettings(path, FileFormat.YAML, values, required)]
+    return [FileSettings(path, "yaml", values, required)]
 
 
 def _continue_dev_model(model: ServedModel, facts: Facts) -> dict[str, Any]:
@@ -209,7 +207,7 @@ CONTINUE: Final = ClientProgram(
     name="continue",
     title="Continue",
     programs=("cn",),
-    api=Api.CHAT,
+    api="/v1/chat/completions",
     directory=_continue_dev_directory,
     files=_continue_dev_files,
     run=lambda facts: f"choose {_title(facts.model)} in the list of models",
@@ -228,7 +226,7 @@ def _llm_files(facts: Facts, places: Places) -> Sequence[FileSettings]:
         (("model_id", _id(model)),): _llm_model(model, facts) for model in facts.models
     }
     path = _llm_directory(places) / "extra-openai-models.yaml"
-    return [FileSettings(path, FileFormat.YAML, values)]
+    return [FileSettings(path, "yaml", values)]
 
 
 def _llm_model(model: ServedModel, facts: Facts) -> dict[str, Any]:
@@ -252,7 +250,7 @@ LLM: Final = ClientProgram(
     name="llm",
     title="llm",
     programs=("llm",),
-    api=Api.CHAT,
+    api="/v1/chat/completions",
     directory=_llm_directory,
     files=_llm_files,
     run=lambda facts: f"llm -m {_id(facts.model)} 'Why do llamas hum?'",
@@ -281,14 +279,14 @@ def _open_webui_files(facts: Facts, places: Places) -> Sequence[FileSettings]:
     if facts.certificate:
         variables["SSL_CERT_FILE"] = str(facts.certificate)
     values: dict[Place, Any] = {(name,): value for name, value in variables.items()}
-    return [FileSettings(_open_webui_directory(places) / _FILE, FileFormat.ENV, values)]
+    return [FileSettings(_open_webui_directory(places) / _FILE, "env", values)]
 
 
 OPEN_WEBUI: Final = ClientProgram(
     name="openwebui",
     title="Open WebUI",
     programs=("open-webui",),
-    api=Api.CHAT,
+    api="/v1/chat/completions",
     directory=_open_webui_directory,
     files=_open_webui_files,
     run=lambda _: f"set -a; . the file {_FILE}; set +a; open-webui serve",
@@ -327,7 +325,7 @@ def _opencode_files(facts: Facts, places: Places) -> Sequence[FileSettings]:
         ("small_model",): f"corral/{facts.small.name}",
     }
     defaults: dict[Place, Any] = {("$schema",): "https://opencode.ai/config.json"}
-    return [FileSettings(_path(places), FileFormat.JSON, values, defaults)]
+    return [FileSettings(_path(places), "json", values, defaults)]
 
 
 def _opencode_model(model: ServedModel) -> dict[str, Any]:
@@ -346,7 +344,7 @@ OPENCODE: Final = ClientProgram(
     name="opencode",
     title="opencode",
     programs=("opencode",),
-    api=Api.CHAT,
+    api="/v1/chat/completions",
     directory=_opencode_directory,
     files=_opencode_files,
     run=lambda _: "opencode",
@@ -373,7 +371,7 @@ def _zed_files(facts: Facts, places: Places) -> Sequence[FileSettings]:
         ("language_models", "openai_compatible", "corral"): provider,
         ("agent", "default_model"): {"provider": "corral", "model": facts.model.name},
     }
-    return [FileSettings(_zed_directory(places) / "settings.json", FileFormat.JSON, values)]
+    return [FileSettings(_zed_directory(places) / "settings.json", "json", values)]
 
 
 def _zed_model(model: ServedModel) -> dict[str, Any]:
@@ -391,7 +389,7 @@ ZED: Final = ClientProgram(
     name="zed",
     title="Zed",
     programs=("zed", "zeditor"),
-    api=Api.CHAT,
+    api="/v1/chat/completions",
     directory=_zed_directory,
     files=_zed_files,
     run=lambda _: "zed (with CORRAL_API_KEY set to any text where the daemon needs no key)",

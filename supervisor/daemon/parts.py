@@ -57,7 +57,7 @@ from supervisor.rpc.address import KnownWorkers, free_port
 from supervisor.rpc.pool import WorkerPool
 from supervisor.rpc.shards import LayerShares
 from supervisor.service.hooks import Hooks
-from supervisor.service.notifier import ServiceEnvironment
+from supervisor.service.notifier import ServiceNotifier
 from supervisor.settings.load import Loaded
 from supervisor.settings.schema import Settings
 from supervisor.system.paths import Directories
@@ -75,13 +75,13 @@ class DaemonParts:
         reread: Callable[[], Loaded],
         directories: Directories,
         events: EventStream,
-        environment: ServiceEnvironment,
+        notifier: ServiceNotifier,
         desktop_key: DesktopKey | None = None,
     ) -> None:
         self.directories = directories
         self.desktop_key = desktop_key
         self.events = events
-        self.notifier = environment.notifier
+        self.notifier = notifier
         proxy, emit = check_proxy_settings(loaded.settings.proxy), events.emit
         self.metrics = Metrics(proxy, emit)
         self.router = Router(proxy, self.metrics.emit)
@@ -107,7 +107,7 @@ class DaemonParts:
         self.records = self._make_records()
         self.usage = self._make_usage()
         self.app = App(self.router, proxy, self.metrics, self._make_backend())
-        self.server = Server(self.app, environment.sockets)
+        self.server = Server(self.app, notifier.sockets)
         self.keyless = () if desktop_key else keyless_addresses(proxy)
         self.captures = Captures(self.app.capture, self.fleet, emit)
         self.hooks = Hooks(self.reload, self.fleet, self.app.requests.models, emit)

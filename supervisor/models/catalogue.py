@@ -207,18 +207,8 @@ _WHEELS: Final = "wheels"
 _MAGIC: Final = b"GGUF"
 
 
-@dataclass(frozen=True, slots=True)
-class Leftover:
-    """A file that nothing needs; `reason` is a clause that says why."""
-
-    path: Path
-    root: Path
-    size_bytes: int
-    reason: str
-
-
-def leftovers(places: Sequence[Root], notes: list[str]) -> Iterator[Leftover]:
-    """Yield files to delete from our directory and the shared caches; spares running downloads."""
+def leftovers(places: Sequence[Root], notes: list[str]) -> Iterator[tuple[Path, Path, str]]:
+    """Yield each file that nothing needs, its root, and why, a clause; spares running downloads."""
     now_s = datetime.now(tz=UTC).timestamp()
     for root in places:
         walk = Walk(root.path, notes=notes)
@@ -227,7 +217,7 @@ def leftovers(places: Sequence[Root], notes: list[str]) -> Iterator[Leftover]:
                 if path.suffix in _PARTIAL and now_s - path.lstat().st_mtime < _QUIET_S:
                     notes.append(f"{path} was left: it was written in the last {_QUIET_S:.0f} s")
                 else:
-                    yield Leftover(path, root.path, path.lstat().st_size, reason)
+                    yield path, root.path, reason
 
 
 def _own_leftovers(root: Path, walk: Walk) -> Iterator[tuple[Path, str]]:

@@ -45,9 +45,9 @@ _DIGEST: Final = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _REF: Final = re.compile(r"[0-9a-f]{40}")
 
 
-@dataclass(frozen=True, slots=True)
 class HubCache:
-    root: Path
+    def __init__(self, root: Path) -> None:
+        self.root = root
 
     def repository_dir(self, repo: str) -> Path:
         return self.root / f"models--{repo.replace('/', '--')}"

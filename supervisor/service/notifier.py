@@ -23,7 +23,6 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import Final
 
@@ -146,12 +145,18 @@ _INTERVAL_S: Final = 5.0
 
 
 class ServiceNotifier(Part):
-    """Sends nothing without `send`, that is, without a service manager."""
+    """Sends nothing without `send`, that is, without a service manager, which opens `sockets`."""
 
     task = "service notifier"
 
-    def __init__(self, send: Send | None = None, watchdog_s: float | None = None) -> None:
+    def __init__(
+        self,
+        send: Send | None = None,
+        watchdog_s: float | None = None,
+        sockets: tuple[socket.socket, ...] = (),
+    ) -> None:
         self._send_message = send
+        self.sockets = sockets
         self._pings = (PING,) if watchdog_s else ()
         # Half of the limit. Source: sd_watchdog_enabled(3).
         self._interval_s = min(_INTERVAL_S, watchdog_s / 2 if watchdog_s else _INTERVAL_S)
@@ -159,6 +164,11 @@ class ServiceNotifier(Part):
         self._text = ""
         self._is_started = self._is_stopping = False
         self._reloads = 0
+
+    @property
+    def listen(self) -> str | None:
+        """The address of the sockets, which replaces `listen` under [proxy]."""
+        return listen_address(self.sockets)
 
     def note_start(self) -> None:
         self._is_started = True
@@ -276,24 +286,9 @@ _VARIABLES: Final = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceEnvironment:
-    """Without a service manager, the notifier sends nothing and `sockets` is empty."""
-
-    notifier: ServiceNotifier = field(default_factory=ServiceNotifier)
-    sockets: tuple[socket.socket, ...] = ()
-
-    @property
-    def listen(self) -> str | None:
-        """The address of the sockets, which replaces `listen` under [proxy]."""
-        return listen_address(self.sockets)
-
-
-def take_service_environment(
-    environ: MutableMapping[str, str] = os.environ,
-) -> ServiceEnvironment:
+def take_service_environment(environ: MutableMapping[str, str] = os.environ) -> ServiceNotifier:
     """Read the variables and remove them for children; raises SettingsInvalid for a bad socket."""
     found = {name: value for name in _VARIABLES if (value := environ.pop(name, ""))}
     pid = os.getpid()
-    notifier = ServiceNotifier(open_notify_socket(found), watchdog_s(found, pid))
-    return ServiceEnvironment(notifier, activation_sockets(found, pid))
+    sockets = activation_sockets(found, pid)
+    return ServiceNotifier(open_notify_socket(found), watchdog_s(found, pid), sockets)

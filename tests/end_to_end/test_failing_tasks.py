@@ -24,7 +24,7 @@ from supervisor.events import Event, EventStream
 from supervisor.fleet.reload import ReloadTriggers
 from supervisor.loading.controller import AdmissionController
 from supervisor.loading.memory_usage import MemoryUsage
-from supervisor.service.notifier import ServiceEnvironment
+from supervisor.service.notifier import ServiceNotifier
 from supervisor.settings.load import Loaded, load
 from supervisor.system.paths import directories
 
@@ -109,7 +109,7 @@ async def test_failures_end_nothing(
         return load(tmp_path / "corral.toml", config_dir=tmp_path)
 
     stream = EventStream(events.append)
-    daemon = Daemon(DaemonParts(read(), read, directories(), stream, ServiceEnvironment()))
+    daemon = Daemon(DaemonParts(read(), read, directories(), stream, ServiceNotifier()))
     ready = asyncio.Event()
     hit = {name: asyncio.Event() for _, name in failing}
     for owner, name in failing:

@@ -17,9 +17,9 @@ ROUND = (START, CHAT, OTHER_START, OTHER_CHAT)
 @pytest.mark.parametrize(
     ("limits", "done", "elapsed_s"),
     [
-        (RoundLimits.from_options(None, None), 4, 1e6),
-        (RoundLimits.from_options(None, 1), 7, 49),
-        (RoundLimits.from_options(None, 1), 0, 999),
+        (RoundLimits(None, None), 4, 1e6),
+        (RoundLimits(None, 1), 7, 49),
+        (RoundLimits(None, 1), 0, 999),
     ],
 )
 def test_a_round_begins_if_it_fits(limits: RoundLimits, done: int, elapsed_s: float) -> None:
@@ -29,10 +29,10 @@ def test_a_round_begins_if_it_fits(limits: RoundLimits, done: int, elapsed_s: fl
 @pytest.mark.parametrize(
     ("limits", "done", "elapsed_s"),
     [
-        (RoundLimits.from_options(None, None), 5, 0),
-        (RoundLimits.from_options(2, None), 2, 0),
-        (RoundLimits.from_options(None, 1), 7, 51),
-        (RoundLimits.from_options(3, 1), 3, 0),
+        (RoundLimits(None, None), 5, 0),
+        (RoundLimits(2, None), 2, 0),
+        (RoundLimits(None, 1), 7, 51),
+        (RoundLimits(3, 1), 3, 0),
     ],
 )
 def test_no_round_begins_beyond_its_limits(
@@ -42,8 +42,8 @@ def test_no_round_begins_beyond_its_limits(
 
 
 def test_the_time_decides_the_number_of_rounds_only_if_set() -> None:
-    assert RoundLimits.from_options(None, None).planned_rounds == 5
-    assert RoundLimits.from_options(None, 2).planned_rounds is None
+    assert RoundLimits(None, None).planned_rounds == 5
+    assert RoundLimits(None, 2).planned_rounds is None
 
 
 def progress(limits: RoundLimits) -> Progress:
@@ -55,20 +55,20 @@ def progress(limits: RoundLimits) -> Progress:
 
 
 def test_the_remaining_time_is_of_the_steps_ahead() -> None:
-    found = progress(RoundLimits.from_options(2, None))
+    found = progress(RoundLimits(2, None))
     # The other chat will take as long as the known one, of which 3 s are over; then a whole round.
     assert found.remaining_s(0, OTHER_CHAT, 3, 9) == pytest.approx(1 + 10)
     assert found.remaining_s(1, OTHER_CHAT, 99, 9) == 0
 
 
 def test_the_remaining_time_never_exceeds_the_limit() -> None:
-    found = progress(RoundLimits.from_options(None, 1))
+    found = progress(RoundLimits(None, 1))
     assert found.remaining_s(0, OTHER_CHAT, 0, 6) == pytest.approx(4 + 5 * 10)
     assert found.remaining_s(0, OTHER_CHAT, 0, 55) == pytest.approx(4)
 
 
 def test_the_line_names_round_step_and_time() -> None:
-    stream, limits = io.StringIO(), RoundLimits.from_options(2, None)
+    stream, limits = io.StringIO(), RoundLimits(2, None)
     shown = Progress("bench chat", ROUND, limits, ProgressMeter(stream))
     with shown.step("base", "start"):
         pass

@@ -38,7 +38,7 @@ def job(tiny_model: Path, runtime: Path) -> Bench:
         model="tiny",
         specs=specs,
         workloads=(GENERATION,),
-        limits=RoundLimits.from_options(2, None),
+        limits=RoundLimits(2, None),
         seed=1,
         directories=where,
         meter=ProgressMeter(io.StringIO()),
@@ -97,7 +97,7 @@ async def test_a_rejected_workload_is_noted_and_the_next_one_runs(job: Bench) ->
         job,
         specs=job.specs[:1],
         workloads=(Workload("odd", "", (), rejected), GENERATION),
-        limits=RoundLimits.from_options(1, None),
+        limits=RoundLimits(1, None),
     )
     found = await measured(job)
     assert [*found.notes] == ["plain, odd: status 400"]
@@ -144,7 +144,7 @@ def test_rounds_have_orders_of_their_own_and_a_seed_repeats_them(job: Bench) -> 
 async def test_energy_is_that_of_a_thousand_tokens(job: Bench) -> None:
     two = Workload("two", "", (), lambda _engine, _rng: _outcome(tokens=2000))
     job = changed(
-        job, specs=job.specs[:1], workloads=(two,), limits=RoundLimits.from_options(1, None),
+        job, specs=job.specs[:1], workloads=(two,), limits=RoundLimits(1, None),
         read_energy=readings(95, 1),
     )  # fmt: skip
     found = await measured(job)
@@ -156,7 +156,7 @@ async def test_energy_is_that_of_a_thousand_tokens(job: Bench) -> None:
 
 async def test_energy_that_cannot_be_read_is_absent(job: Bench) -> None:
     unknown = changed(job, read_energy=lambda: (None, None))
-    found = await measured(changed(unknown, limits=RoundLimits.from_options(1, None)))
+    found = await measured(changed(unknown, limits=RoundLimits(1, None)))
     assert "energy" not in found.variants["plain"].rounds[0]
 
 

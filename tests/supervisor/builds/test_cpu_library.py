@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from supervisor.builds.discover import (
-    CpuLibraryOverride,
     EnginePin,
     FindInside,
     cpu_library_for,
@@ -57,7 +56,7 @@ def test_a_processor_with_all_features_needs_no_override(
     pin: EnginePin, library: Path, tmp_path: Path
 ) -> None:
     found = cpu_library_for(pin, OLD_CPU | {"avx_vnni"}, tmp_path, at(library))
-    assert (found.library_dirs, found.note, found.warning) == ((), None, None)
+    assert found == (None, None)
 
 
 def test_the_portable_library_is_used_on_every_processor_where_the_environment_says_so(
@@ -65,14 +64,14 @@ def test_the_portable_library_is_used_on_every_processor_where_the_environment_s
 ) -> None:
     new_cpu = OLD_CPU | {"avx_vnni"}
     found = cpu_library_for(pin, new_cpu, tmp_path / "cache", at(library), is_portable=True)
-    assert len(found.library_dirs) == 1
-    assert found.note == (
+    assert found[0]
+    assert found[1] == (
         "CORRAL_CPU_LIBRARY is portable; using the portable CPU library of portable==1"
     )
     missing = cpu_library_for(pin, new_cpu, tmp_path, at(None), is_portable=True)
-    assert missing.warning == "CORRAL_CPU_LIBRARY is portable; pip install portable==1"
+    assert missing == (None, "CORRAL_CPU_LIBRARY is portable; pip install portable==1")
     alone = replace(pin, portable=None)
-    assert cpu_library_for(alone, new_cpu, tmp_path, is_portable=True) == CpuLibraryOverride()
+    assert cpu_library_for(alone, new_cpu, tmp_path, is_portable=True) == (None, None)
     monkeypatch.delenv("CORRAL_CPU_LIBRARY", raising=False)
     assert not default_search_paths().is_cpu_portable
     monkeypatch.setenv("CORRAL_CPU_LIBRARY", "portable")
@@ -80,22 +79,22 @@ def test_the_portable_library_is_used_on_every_processor_where_the_environment_s
 
 
 def test_an_unknown_processor_needs_no_override(pin: EnginePin, tmp_path: Path) -> None:
-    assert cpu_library_for(pin, frozenset(), tmp_path, at(None)).warning is None
+    assert cpu_library_for(pin, frozenset(), tmp_path, at(None)) == (None, None)
 
 
 def test_an_older_processor_gets_the_portable_library_only(
     pin: EnginePin, library: Path, tmp_path: Path
 ) -> None:
-    found = cpu_library_for(pin, OLD_CPU, tmp_path / "cache", at(library))
-    (directory,) = found.library_dirs
+    directory, note = cpu_library_for(pin, OLD_CPU, tmp_path / "cache", at(library))
+    assert directory
     assert [path.name for path in directory.iterdir()] == ["libggml-cpu.so.0"]
     assert (directory / library.name).read_bytes() == b"a library"
-    assert found.note == "this CPU lacks avx_vnni; using the portable CPU library of portable==1"
-    assert not found.warning
+    assert note == "this CPU lacks avx_vnni; using the portable CPU library of portable==1"
 
 
 def test_a_truncated_copy_is_replaced(pin: EnginePin, library: Path, tmp_path: Path) -> None:
-    (directory,) = cpu_library_for(pin, OLD_CPU, tmp_path, at(library)).library_dirs
+    directory, _ = cpu_library_for(pin, OLD_CPU, tmp_path, at(library))
+    assert directory
     (directory / library.name).write_bytes(b"a l")
     cpu_library_for(pin, OLD_CPU, tmp_path, at(library))
     assert (directory / library.name).read_bytes() == b"a library"
@@ -105,14 +104,16 @@ def test_a_truncated_copy_is_replaced(pin: EnginePin, library: Path, tmp_path: P
 def test_a_copy_with_other_content_is_replaced(
     pin: EnginePin, library: Path, tmp_path: Path
 ) -> None:
-    (directory,) = cpu_library_for(pin, OLD_CPU, tmp_path, at(library)).library_dirs
+    directory, _ = cpu_library_for(pin, OLD_CPU, tmp_path, at(library))
+    assert directory
     (directory / library.name).write_bytes(b"a lib!ary")
     cpu_library_for(pin, OLD_CPU, tmp_path, at(library))
     assert (directory / library.name).read_bytes() == b"a library"
 
 
 def test_a_link_is_replaced_by_a_copy(pin: EnginePin, library: Path, tmp_path: Path) -> None:
-    (directory,) = cpu_library_for(pin, OLD_CPU, tmp_path, at(library)).library_dirs
+    directory, _ = cpu_library_for(pin, OLD_CPU, tmp_path, at(library))
+    assert directory
     (directory / library.name).unlink()
     (directory / library.name).symlink_to(library)
     cpu_library_for(pin, OLD_CPU, tmp_path, at(library))
@@ -120,33 +121,36 @@ def test_a_link_is_replaced_by_a_copy(pin: EnginePin, library: Path, tmp_path: P
 
 
 def test_a_missing_library_names_the_package_to_install(pin: EnginePin, tmp_path: Path) -> None:
-    found = cpu_library_for(pin, OLD_CPU, tmp_path, at(None))
-    assert not found.library_dirs
-    assert found.warning
-    assert "lacks avx_vnni" in found.warning
-    assert "pip install portable==1" in found.warning
+    directory, warning = cpu_library_for(pin, OLD_CPU, tmp_path, at(None))
+    assert not directory
+    assert warning
+    assert "lacks avx_vnni" in warning
+    assert "pip install portable==1" in warning
 
 
 def test_another_library_of_that_name_is_not_used(
     pin: EnginePin, library: Path, tmp_path: Path
 ) -> None:
     library.write_bytes(b"another")
-    assert not cpu_library_for(pin, OLD_CPU, tmp_path, at(library)).library_dirs
+    assert not cpu_library_for(pin, OLD_CPU, tmp_path, at(library))[0]
 
 
 def test_a_processor_too_old_for_both_gets_a_warning(
     pin: EnginePin, library: Path, tmp_path: Path
 ) -> None:
-    found = cpu_library_for(pin, frozenset({"sse2"}), tmp_path, at(library))
-    assert found.warning
-    assert "built for this machine" in found.warning
-    assert cpu_library_for(replace(pin, portable=None), OLD_CPU, tmp_path, at(library)).warning
+    directory, warning = cpu_library_for(pin, frozenset({"sse2"}), tmp_path, at(library))
+    assert not directory
+    assert warning
+    assert "built for this machine" in warning
+    _, warning = cpu_library_for(replace(pin, portable=None), OLD_CPU, tmp_path, at(library))
+    assert warning
 
 
 def test_an_unwritable_cache_gives_a_warning(pin: EnginePin, library: Path, tmp_path: Path) -> None:
-    found = cpu_library_for(pin, OLD_CPU, library, at(library))
-    assert found.warning
-    assert "cannot copy the portable library" in found.warning
+    directory, warning = cpu_library_for(pin, OLD_CPU, library, at(library))
+    assert not directory
+    assert warning
+    assert "cannot copy the portable library" in warning
 
 
 def test_the_shipped_pins_are_whole() -> None:

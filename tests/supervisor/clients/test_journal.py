@@ -11,7 +11,6 @@ import pytest
 from supervisor.clients.client import (
     ABSENT,
     Facts,
-    FileFormat,
     FileSettings,
     Place,
     Places,
@@ -33,10 +32,10 @@ FACTS = Facts("http://127.0.0.1:8080", (CHAT, SMALL), CHAT, SMALL)
 PLACES = Places(Path("/home/me"), {}, Path("/home/me/.config/llama-corral"))
 # What a user may have in a file of each format.
 OWN = {
-    FileFormat.JSON: '// mine\n{\n  "env": {"EDITOR": "vi"},\n  "model": "opus" // best\n}\n',
-    FileFormat.TOML: '# mine\nmodel = "gpt" # best\n\n[tui]\ntheme = "x"\n',
-    FileFormat.YAML: "# mine\nmodel: gpt   # best\n",
-    FileFormat.ENV: "# mine\nOPENAI_API_KEY=secret\n",
+    "json": '// mine\n{\n  "env": {"EDITOR": "vi"},\n  "model": "opus" // best\n}\n',
+    "toml": '# mine\nmodel = "gpt" # best\n\n[tui]\ntheme = "x"\n',
+    "yaml": "# mine\nmodel: gpt   # best\n",
+    "env": "# mine\nOPENAI_API_KEY=secret\n",
 }
 FILES = [
     pytest.param(file, id=f"{client.name}-{file.path.name}")
@@ -81,7 +80,7 @@ def test_what_was_written_twice_is_taken_back_once(wanted: FileSettings) -> None
 
 def wanted(values: Any, **defaults: Any) -> FileSettings:
     made: dict[Place, Any] = {(name,): value for name, value in defaults.items()}
-    return FileSettings(Path("/f"), FileFormat.JSON, values, made)
+    return FileSettings(Path("/f"), "json", values, made)
 
 
 def test_what_somebody_changed_since_stays() -> None:
@@ -124,4 +123,4 @@ def test_another_model_leaves_what_was_there_at_first() -> None:
     text, second = apply_file_settings(text, wanted({("model",): "b"}), first, is_new=False)
     assert json.loads(text) == {"model": "b"}
     assert json.loads(undo_entries(text, second)[0]) == {"model": "opus"}
-    assert texts_of(FileFormat.JSON).read(text, ("other",)) is ABSENT
+    assert texts_of("json").read(text, ("other",)) is ABSENT

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from supervisor.diagnose.log_excerpt import LEFT_OUT, clean_event, without_texts
+from supervisor.diagnose.report import LEFT_OUT, clean_event, without_texts
 
 
 def cleaned(*, has_quotes: bool = False, **event: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.diagnose.log_excerpt import LogFilter, is_figures
+from supervisor.diagnose.report import LogFilter, is_figures
 
 RUN = "[llama-corral: run 1, 2026-11-22T23:16:22+00:00] /bin/llama-server --model chat.gguf"
 LOAD = "0.00.089.685 I srv    load_model: loading model '/models/chat.gguf'"

@@ -126,7 +126,7 @@ def test_leftovers_are_unfinished_downloads_and_what_nothing_uses(
     notes: list[str] = []
     with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        found = {leftover.path.name: leftover.reason for leftover in leftovers(places, notes)}
+        found = {path.name: reason for path, _, reason in leftovers(places, notes)}
     unfinished = "an unfinished download"
     assert found == {
         "tiny.gguf.part": unfinished,
@@ -143,6 +143,6 @@ def test_leftovers_are_unfinished_downloads_and_what_nothing_uses(
 def test_a_download_that_goes_on_is_left(tmp_path: Path, places: list[Root]) -> None:
     (tmp_path / "llama" / "x.gguf.downloadInProgress").touch()
     notes: list[str] = []
-    found = [leftover.path.name for leftover in leftovers(places, notes)]
+    found = [path.name for path, _, _ in leftovers(places, notes)]
     assert "x.gguf.downloadInProgress" not in found
     assert "written in the last 60 s" in notes[0]

@@ -29,7 +29,7 @@ def systemd() -> Iterator[NotifyPeer]:
 def notifier_of(systemd: NotifyPeer) -> ServiceNotifier:
     limit_us = str(int(LIMIT_S * 1e6))
     environ = {"NOTIFY_SOCKET": systemd.address, "WATCHDOG_USEC": limit_us}
-    return take_service_environment(environ).notifier
+    return take_service_environment(environ)
 
 
 STOPPING = Event("daemon.stopping", AT, {"reason": "a command"})
@@ -70,7 +70,7 @@ def test_a_message_reaches_a_socket_with_a_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize("environ", [{}, {"NOTIFY_SOCKET": "vsock:2:1"}, {"NOTIFY_SOCKET": "x"}])
 async def test_without_a_service_manager_nothing_is_sent(environ: dict[str, str]) -> None:
     assert open_notify_socket(environ) is None
-    notifier = take_service_environment(environ).notifier
+    notifier = take_service_environment(environ)
     notifier.note_start()
     with notifier.reloading():
         notifier.observe(STOPPING)
