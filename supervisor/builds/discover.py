@@ -299,8 +299,7 @@ def list_engines(
 ) -> tuple[FoundEngine, ...]:
     """Return all engines, the one to use first, including those that do not run.
 
-    Raises:
-        EngineBroken: Other users can write in the directory of installed builds.
+    Raises EngineBroken: other users can write in the directory of installed builds.
     """
     places = places or default_search_paths()
     found = [_try_candidate(candidate, cache_dir, places) for candidate in find(setting, places)]

@@ -62,8 +62,7 @@ class Entry:
 def safe_path(name: str) -> PurePosixPath | None:
     """Return the path of an entry; None for the archive's directory itself.
 
-    Raises:
-        ArchiveRefused: The path leads out of the directory, or no file can have this name.
+    Raises ArchiveRefused: the path leads out of the directory, or no file can have this name.
     """
     path = PurePosixPath(name)
     is_outside = path.is_absolute() or ".." in path.parts
@@ -77,8 +76,7 @@ def safe_path(name: str) -> PurePosixPath | None:
 def safe_link(name: str, target: str) -> str:
     """Return the target of a link.
 
-    Raises:
-        ArchiveRefused: The target may be outside the link's directory.
+    Raises ArchiveRefused: the target may be outside the link's directory.
     """
     if not target or target in {".", ".."} or "/" in target or safe_path(target) is None:
         raise ArchiveRefused(f"its entry {name[:80]!r} is a link to {target[:80]!r}")

@@ -152,8 +152,7 @@ def files_of(directory: Path) -> Path:
 def installed_builds(engines_dir: Path) -> tuple[InstalledBuild, ...]:
     """Return all installed builds, the newest first.
 
-    Raises:
-        EngineBroken: Other users can write in the directory.
+    Raises EngineBroken: other users can write in the directory.
     """
     if not engines_dir.is_dir():
         return ()
@@ -261,8 +260,7 @@ def use_build(name: str, engines_dir: Path) -> InUse:
 def roll_back(engines_dir: Path) -> InUse:
     """Use the previous build again; the caller holds the lock.
 
-    Raises:
-        EngineMissing: There is no previous build.
+    Raises EngineMissing: there is no previous build.
     """
     names = frozenset(build.name for build in installed_builds(engines_dir))
     in_use = read_in_use(engines_dir).roll_back(names)

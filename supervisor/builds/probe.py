@@ -92,8 +92,7 @@ def probe(
 ) -> ProbeOutput:
     """Probe an engine, each command with a limit of `limit_s` seconds.
 
-    Raises:
-        EngineBroken: It does not run, or is not a llama-server.
+    Raises EngineBroken: it does not run, or is not a llama-server.
     """
     boot_id = _BOOT_ID.read_text("utf-8") if _BOOT_ID.is_file() else ""
     key = files.key_of([path], *map(str, library_dirs), boot_id)

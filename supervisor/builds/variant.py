@@ -43,8 +43,7 @@ class Target:
 def this_machine(render_nodes: Path = Path("/dev/dri")) -> Target:
     """Describe this machine; `render_nodes` has the devices of its GPUs.
 
-    Raises:
-        EngineMissing: llama.cpp has no releases for its system or processor.
+    Raises EngineMissing: llama.cpp has no releases for its system or processor.
     """
     system = _SYSTEMS.get(platform.system())
     processor = _PROCESSORS.get(platform.machine().lower())

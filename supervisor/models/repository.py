@@ -93,8 +93,7 @@ def models(repository: Repository) -> tuple[FileGroup, ...]:
 def choose_named(repository: Repository, wanted: HubReference) -> FileGroup:
     """Return the file or quantisation that the user named; a file may be of any kind.
 
-    Raises:
-        NoSuchModel: There is no such file or quantisation, or there are several.
+    Raises NoSuchModel: there is no such file or quantisation, or there are several.
     """
     if wanted.file:
         return _by_file(repository, wanted)
@@ -112,8 +111,7 @@ def choose_named(repository: Repository, wanted: HubReference) -> FileGroup:
 def rank_models(repository: Repository) -> tuple[FileGroup, ...]:
     """Return the models of a repository, the best first.
 
-    Raises:
-        NoSuchModel: It has no model, or several different ones.
+    Raises NoSuchModel: it has no model, or several different ones.
     """
     found = [group for group in models(repository) if not _REMOVED.search(group.first.quantisation)]
     if not found:
