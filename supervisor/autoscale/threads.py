@@ -245,10 +245,7 @@ def threads_of(plan: Plan) -> int | None:
 
 
 def measured_speeds(fleet: Fleet) -> Callable[[Plan], Mapping[int, float]]:
-    """Return a function that reads the decode speeds of a plan's model by number of threads.
-
-    The function returns none until all numbers of threads were measured.
-    """
+    """Return a function that reads decode speeds by threads; none until all were measured."""
 
     def read(plan: Plan) -> Mapping[int, float]:
         if plan.untried_threads is not None:
@@ -270,11 +267,9 @@ _PATIENCE_MORE_S: Final = 120.0
 class ThreadDecider:
     """Decides the threads of all models whose `threads` are auto and that use no device.
 
-    Args:
-        processes: Returns all running engines.
-        speeds: Returns the measured speeds of a plan's model by number of threads.
-        is_measuring: Whether a command measures engines of its own: their load does not last, and a
-            replacement would disturb the measurement.
+    `processes` returns all running engines, `speeds` the measured speeds of a plan's model. While a
+    command measures engines of its own (`is_measuring`), nothing is sampled: their load does not
+    last, and a replacement would disturb the measurement.
     """
 
     def __init__(

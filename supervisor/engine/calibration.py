@@ -136,12 +136,9 @@ _DISTURBING_CORES: Final = 0.3
 class ThreadCalibrator:
     """Measures the runs of one replica.
 
-    Args:
-        plan: Returns the plan of the present run.
-        plan_again: Returns the plan that the next run would have.
-        store: Returns the store for the speeds of a plan.
-        is_alone: Whether no other instance computes or loads.
-        read: Reads the counters of the processor and of our processes.
+    `plan` returns the plan of the present run, `plan_again` that of the next; `store` the store for
+    a plan's speeds. `is_alone`: no other instance computes or loads. `read` reads the processor's
+    and our processes' counters.
     """
 
     def __init__(

@@ -105,10 +105,7 @@ _TIMEOUT_S: Final = 20.0
 def private_runtime(directories: Directories, kind: str = _PARENT) -> Iterator[Path]:
     """Make a directory of mode 0700 for the block, after removing those of killed processes.
 
-    Args:
-        kind: The parent directory: that of measured engines, or WORKERS.
-
-    Raises AccessDenied: the directory cannot be made.
+    `kind` is the parent directory: that of measured engines, or WORKERS. Raises AccessDenied.
     """
     parent = make_private(make_private(directories.runtime) / kind)
     with _lock_runtime(parent):

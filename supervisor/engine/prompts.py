@@ -103,9 +103,7 @@ class LearnedPrompts:
     def save(self, model: str, body: Mapping[str, Any]) -> str:
         """Save a prompt as the latest used, and return its name.
 
-        Raises:
-            AccessDenied: The directory cannot be used.
-            OSError: The disk failed; nothing was saved.
+        Raises AccessDenied for the directory, and OSError of the disk; then nothing was saved.
         """
         text = orjson.dumps(body).decode()
         name = f"{hashlib.blake2b(text.encode(), digest_size=_HASH_BYTES).hexdigest()}.json"

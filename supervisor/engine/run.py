@@ -147,9 +147,7 @@ class ProcessRun:
     async def run(self) -> Exit:
         """Spawn the engine and wait for its exit; kills it if cancelled.
 
-        Raises:
-            OSError: The engine cannot be spawned.
-            AccessDenied: Its log cannot be written; nothing was spawned.
+        Raises OSError if it cannot be spawned, AccessDenied for its log; then nothing was spawned.
         """
         async with self.launch.surroundings():
             with LogFile(self.launch.log_path) as self._log:

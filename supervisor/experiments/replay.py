@@ -111,12 +111,9 @@ class Target:
 class Player:
     """Plays requests once. No slot gets two requests at once: they would mix their texts.
 
-    Args:
-        target: The engine.
-        requests: In the order in which they began.
-        concurrency: At most the number of slots to choose from.
-        is_as_recorded: Whether no request is sent before its time in the capture.
-        on_answer: Gets the number of answers so far.
+    `requests` are in the order in which they began; `concurrency` is at most the number of slots.
+    `is_as_recorded`: none is sent before its time in the capture. `on_answer` gets the answers so
+    far.
     """
 
     def __init__(

@@ -44,9 +44,7 @@ Result = TypeVar("Result")
 class Fleet:
     """All instances of all models.
 
-    Attributes:
-        models: By name, in the order of the settings; removed ones come last.
-        planner: Plans the instances that are started from now on.
+    `models` are in the order of the settings, removed ones last; `planner` plans what starts next.
     """
 
     def __init__(self, planner: LaunchPlanner, traffic: Router, emit: Emit) -> None:

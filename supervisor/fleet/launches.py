@@ -178,11 +178,8 @@ class Launches:
     def launch(self, plan: Plan, instance: str, shards: ShardRun | None = None) -> Launch:
         """Make the launch of a run, with a random key and its own socket or port.
 
-        The engine reaches its workers through the relays of `shards`, if given.
-
-        Raises:
-            SettingsInvalid: A warm prompt is missing.
-            AccessDenied: The log directory cannot be used.
+        The engine reaches its workers through the relays of `shards`, if given. Raises
+        SettingsInvalid: a warm prompt is missing; AccessDenied: the log directory cannot be used.
         """
         endpoint = self._endpoint(plan.engine, instance)
         api_key = secrets.token_hex(16)

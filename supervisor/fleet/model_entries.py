@@ -156,10 +156,8 @@ class Reductions:
 class Places:
     """The replicas of the models in one version of the settings.
 
-    Args:
-        entries: All models by name.
-        plan: Plans a model for a number of instances that share the machine, and returns the
-            machine too; raises CorralError.
+    `plan` plans one of the `entries` for a number of instances that share the machine, and returns
+    the machine too; raises CorralError.
     """
 
     def __init__(

@@ -62,11 +62,9 @@ _NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
 class LaunchPlanner:
     """Plans and launches the instances of one version of the settings.
 
-    Args:
-        adapted: Returns the values of a model that the daemon changed while it serves.
-        read_tuned: Reads tuned profiles that are not files.
-        known_workers: The knowledge about workers, none by default.
-        reductions: The reductions of models whose engines ran out of memory, none by default.
+    `adapted` returns the values of a model that the daemon changed while it serves, `read_tuned`
+    reads tuned profiles that are not files. `known_workers` is the knowledge about workers,
+    `reductions` has the models whose engines ran out of memory; both are empty by default.
     """
 
     def __init__(

@@ -160,14 +160,10 @@ class AdmissionController(Part):
     def command(self, verb: str, names: Sequence[str] = ()) -> Callable[[], bool]:
         """Begin a command; return a function that tells whether it is over.
 
-        Args:
-            verb: `start` and `load` load models, making room if need be; `unload` unloads them
-                until they are requested, `stop` until they are started; `restart`.
-            names: The models; by default all, for `start` and `load` those with `preload`.
-
-        Raises:
-            NoSuchModel: A name is not configured; nothing was begun.
-            SettingsInvalid: There is no such verb.
+        `start` and `load` load models, making room if need be; `unload` unloads them until they are
+        requested, `stop` until they are started; `restart`. By default all models are meant, for
+        `start` and `load` those with `preload`. Raises NoSuchModel: a name is not configured, and
+        nothing was begun; SettingsInvalid: there is no such verb.
         """
         if verb in {"start", "load"}:
             return self._load_by_command(names)

@@ -138,14 +138,9 @@ def decide(
     rules: EvictionSettings,
     returning: Bytes = _NOTHING,
 ) -> Actions:
-    """Decide about all configured models.
+    """Decide about all configured models, by the memory that they may take and its free part.
 
-    Args:
-        models: All configured models.
-        capacity: The memory that they may take.
-        free: The free part of it.
-        rules: The rules of eviction.
-        returning: Memory that ended engines have yet to return; it is not free.
+    `returning` is memory that ended engines have yet to return; it is not free.
     """
     load: list[str] = []
     room, returns_s = Actions(), math.inf

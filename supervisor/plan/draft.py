@@ -205,11 +205,8 @@ def choose(
 ) -> Draft:
     """Choose the draft model; reads files or their cached metadata.
 
-    Args:
-        spec_types: Drafting types of the build.
-        takes_heads: Whether to take draft heads beside the model if nothing is set.
-
-    Raises SettingsInvalid: the vocabulary of the configured draft model differs from the model's.
+    `spec_types` are the build's drafting types; `takes_heads` takes draft heads beside the model if
+    nothing is set. Raises SettingsInvalid: the configured draft model has another vocabulary.
     """
     if isinstance(setting, Path):
         return _read_draft(setting, model, cache_dir)

@@ -175,10 +175,9 @@ class Plan:
     def argv(self, *, host: str, port: int | None, rpc: str | None = None) -> tuple[str, ...]:
         """Return the command line, beginning with the engine's `command`.
 
-        Args:
-            host: An address, or the path of a unix socket that ends in `.sock`.
-            port: None for a unix socket; 0 lets the system choose.
-            rpc: Addresses for the workers instead of their own.
+        `host` is an address, or the path of a unix socket that ends in `.sock`; then `port` is
+        None. Port 0 lets the system choose. `rpc` are addresses for the workers instead of their
+        own.
         """
         words = [*self.engine.command, "--host", host]
         words += [] if port is None else ["--port", str(port)]

@@ -133,10 +133,8 @@ def rpc_settings(
 ) -> SettingsByFlag:
     """Return the settings that put all layers on workers, with `--rpc` first.
 
-    Args:
-        split: The `--tensor-split` to which layers were moved, or None.
-
-    Raises SettingsInvalid: the build has no RPC, or the model sets `rpc` itself.
+    `split` is the `--tensor-split` to which layers were moved, or None. Raises SettingsInvalid: the
+    build has no RPC, or the model sets `rpc` itself.
     """
     if not flags.find(RPC):
         raise SettingsInvalid(

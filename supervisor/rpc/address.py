@@ -85,9 +85,7 @@ def check_port(address: WorkerAddress) -> None:
 class KnownWorkers:
     """The ports of local workers, and the last answers of workers.
 
-    Args:
-        choose_port: Returns the port of a local worker without one in the settings; in a command,
-            which runs no workers, 0.
+    `choose_port` returns the port of a local worker that has none in the settings; 0 in a command.
     """
 
     def __init__(self, choose_port: Callable[[], int] = lambda: 0) -> None:
@@ -130,12 +128,7 @@ _START: Final = "start it there (`corral worker`), or check the address in [work
 
 
 def probe(engine: Engine, address: WorkerAddress, limit_s: float = LIMIT_S) -> tuple[Device, ...]:
-    """Return the devices of a worker; blocks for twice the limit at most.
-
-    Raises:
-        WorkerUnreachable: It does not answer.
-        WorkerMismatch: It has another version of the protocol.
-    """
+    """Return the devices; blocks for twice the limit. Raises WorkerUnreachable, WorkerMismatch."""
     _connect(address, limit_s)
     try:
         done = subprocess.run(

@@ -167,9 +167,7 @@ def suggested_layers(shards: Sequence[ShardMetrics]) -> tuple[int, ...]:
 class LoadBalancer:
     """Collects the metrics of shards, in the order in which they were registered.
 
-    Args:
-        shards: Adds the limits of shards to their metrics; by default there are none.
-        clock: Monotonic seconds.
+    `shards` adds the limits of shards to their metrics, `clock` returns monotonic seconds.
     """
 
     def __init__(

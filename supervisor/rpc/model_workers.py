@@ -73,9 +73,8 @@ class ModelWorkers:
     async def ask(self, model: str, engine: Engine) -> tuple[str, ...]:
         """Probe the workers of a model before it starts; return `loss_notes`.
 
-        Raises:
-            WorkerUnreachable: A worker does not answer, and the model waits for it.
-            WorkerMismatch: A worker has another version of the protocol.
+        Raises WorkerMismatch, and WorkerUnreachable if the model waits for a worker without an
+        answer.
         """
         for error in await self._ask_all(engine, self.addresses_of(model)):
             if not (isinstance(error, WorkerUnreachable) and self._is_optional(model)):

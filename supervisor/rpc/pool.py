@@ -25,9 +25,8 @@ _PAUSE_S: Final = 0.5
 class WorkerPool(Part):
     """Runs the `[workers]` with `local = true`.
 
-    Args:
-        engine: Finds the engine whose directory has the workers' program; raises CorralError.
-        on_end: Called with the name of a worker that has ended and will be started again.
+    `engine` finds the engine with the workers' program, or raises CorralError. `on_end` is called
+    with the name of a worker that has ended and will be started again.
     """
 
     task = "workers"

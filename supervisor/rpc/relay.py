@@ -136,9 +136,8 @@ class _Side(asyncio.Protocol):
 class EngineSide(_Side):
     """The connection from the engine; reading pauses until the worker has accepted the other one.
 
-    Args:
-        on_forward: Called with the latency of each pass, in microseconds.
-        is_open: The set of open connections; this one adds and removes itself.
+    `on_forward` is called with the latency of each pass, in microseconds. The connection adds
+    itself to `is_open` and removes itself.
     """
 
     def __init__(self, connect: Connect, on_forward: OnForward, is_open: set[EngineSide]) -> None:
@@ -225,13 +224,9 @@ _CONNECTIONS_MAX: Final = 64
 
 
 class Relay:
-    """Relays the connections between one engine and one worker.
+    """Relays the connections between one engine and one worker; `address` is for the engine.
 
-    Args:
-        on_forward: Called with the latency of each pass, in microseconds.
-
-    Attributes:
-        address: The address for the engine.
+    `on_forward` is called with the latency of each pass, in microseconds.
     """
 
     def __init__(self, worker: WorkerAddress, on_forward: OnForward) -> None:

@@ -58,10 +58,8 @@ def layer_owners(
 ) -> tuple[int, ...]:
     """Return the device of each layer on devices; the last item is that of the output.
 
-    Args:
-        split: The shares of `--tensor-split`, not all 0.
-        layers: The number of layers of the model.
-        offloaded: The number of layers on devices, including the output; by default all.
+    `split` are the shares of `--tensor-split`, not all 0. `offloaded` layers are on devices,
+    including the output; by default all.
     """
     count = layers + 1 if offloaded is None else min(layers + 1, offloaded)
     bounds = [total / sum(split) for total in accumulate(split)]

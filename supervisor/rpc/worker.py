@@ -118,12 +118,7 @@ class WorkerOptions:
 
 
 def find(engine: Engine) -> WorkerProgram:
-    """Find the program beside an engine, and read its help.
-
-    Raises:
-        EngineMissing: The engine came without the program.
-        EngineBroken: The program does not run.
-    """
+    """Find the program beside an engine, and read its help. Raises EngineMissing, EngineBroken."""
     found = [path for name in _NAMES if (path := engine.path.with_name(name)).is_file()]
     if not found:
         raise EngineMissing(
@@ -193,11 +188,7 @@ def worker_launch(
 ) -> tuple[Launch, tuple[str, ...]]:
     """Make the launch of a worker, and a clause for each option that the build does not have.
 
-    Runs the program's help.
-
-    Raises:
-        EngineMissing, EngineBroken: The program is missing or does not run.
-        AccessDenied: A directory cannot be used.
+    Runs the program's help. Raises EngineMissing, EngineBroken, and AccessDenied for a directory.
     """
     program = find(engine)
     path, (argv, dropped) = program[0], command(program, options)

@@ -47,9 +47,8 @@ class ChangedFile:
 def change_file(path: Path, edit: Callable[[str], Edit]) -> ChangedFile:
     """Apply an edit to a settings file, and keep a backup.
 
-    Raises:
-        SettingsInvalid: `edit` raised it; nothing is changed.
-        AccessDenied: The file cannot be read or written.
+    If `edit` raises SettingsInvalid, nothing is changed. Raises AccessDenied: no access to the
+    file.
     """
     with _report_write_errors(path):
         text = path.read_text("utf-8")
@@ -60,13 +59,9 @@ def change_file(path: Path, edit: Callable[[str], Edit]) -> ChangedFile:
 
 
 def write_file(path: Path, edit: Callable[[str], Edit]) -> tuple[str, ...]:
-    """Apply an edit to a settings file, which is created if missing, without a backup.
+    """Apply an edit to a settings file, made if missing, without a backup; return the edit's lines.
 
-    Returns the edit's lines.
-
-    Raises:
-        SettingsInvalid: `edit` raised it; nothing is changed.
-        AccessDenied: The file cannot be read or written.
+    Raises as `change_file`.
     """
     with _report_write_errors(path):
         is_new = not path.exists()
@@ -83,11 +78,8 @@ def edit_text(text: str, change: Callable[[Table], None]) -> str:
     """Apply a change to the tables of a TOML text.
 
     The change is made twice: to the text with its layout, and to the plain values. The new text is
-    used only if it parses to these values.
-
-    Raises:
-        SettingsInvalid: The text is not TOML, or cannot be changed safely.
-        LookupError, TypeError: `change` raised them.
+    used only if it parses to these values. Raises SettingsInvalid: the text is not TOML, or cannot
+    be changed safely; LookupError and TypeError as `change`.
     """
     try:
         document, wanted = tomlkit.parse(text), tomllib.loads(text)

@@ -421,11 +421,8 @@ def convert_commands(
 ) -> Converted:
     """Convert the commands of a text whose relative paths start at `base`.
 
-    Args:
-        known: The options of the installed engine; None for those of the newest recorded build.
-        more_omitted: Sentences about other parts of the source that were omitted.
-
-    Raises SettingsInvalid: no command starts llama-server.
+    `known` are the options of the installed engine, by default those of the newest recorded build;
+    `more_omitted` are sentences about other omitted parts. Raises SettingsInvalid: no llama-server.
     """
     commands = engine_commands(text)
     if not commands:

@@ -564,13 +564,9 @@ def kind_of(text: str) -> SourceKind:
 def convert(
     text: str, kind: SourceKind, base: Path, environ: Mapping[str, str], known: Flags | None = None
 ) -> Converted:
-    """Convert a text whose relative paths start at `base`.
+    """Convert a text whose relative paths start at `base`; `environ` has the text's variables.
 
-    Args:
-        environ: The environment, for variables in the text.
-        known: The options of the installed engine; None for those of the newest recorded build.
-
-    Raises SettingsInvalid: the text is not of that kind.
+    `known` as in `convert_commands`. Raises SettingsInvalid: the text is not of that kind.
     """
     match kind:
         case "command":

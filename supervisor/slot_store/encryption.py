@@ -140,11 +140,9 @@ def encrypt(source: Path, target: Path, key: SlotKey, context: bytes) -> None:
 
 
 def decrypt(source: Path, target: Path, key: SlotKey, context: bytes) -> None:
-    """Decrypt a file into a new one of mode 0600.
+    """Decrypt a file into a new one of mode 0600; after an error there is none.
 
-    Raises:
-        InvalidSlotFile: It is truncated or altered, or of another key or context.
-        OSError: A file cannot be read or written. In both cases there is no target.
+    Raises OSError, and InvalidSlotFile: it is truncated or altered, or of another key or context.
     """
     with source.open("rb") as read, _create(target) as write:
         try:
@@ -290,10 +288,8 @@ class SlotContent:
     def take(self, path: Path, link: Path, manifest: Manifest) -> None:
         """Verify a file and put it into the spool.
 
-        Raises:
-            SlotKeyMissing: There is no key for it.
-            InvalidSlotFile: It differs from its manifest.
-            OSError: It cannot be read, or the spool is full (ENOSPC).
+        Raises SlotKeyMissing, InvalidSlotFile if it differs from its manifest, and OSError, also if
+        the spool is full (ENOSPC).
         """
         if manifest.key_id:
             _check_size(path, manifest)

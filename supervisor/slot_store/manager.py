@@ -45,9 +45,8 @@ _UNUSED_MAX: Final = 2
 class SlotManager:
     """Saves and restores the slots of one replica.
 
-    Args:
-        replica: Returns the number of the replica, from 0, and the number of the model's replicas.
-        save_predecessors: Saves the slots of serving instances that this replica will replace.
+    `replica` returns its number, from 0, and the number of the model's replicas.
+    `save_predecessors` saves the slots of serving instances that it will replace.
     """
 
     def __init__(  # noqa: PLR0913 (all by name)

@@ -66,10 +66,8 @@ _LATEST: Final = 0.3
 class SaveLimits:
     """The limits of writes while engines serve, and the pause after a failure.
 
-    Args:
-        slow_bytes_per_s: The rate below which a disk is too slow. At 8 MiB/s, 2 000 tokens of an 8B
-            model take 20 s.
-        measured_min_bytes: The time for a smaller file says nothing about the rate.
+    A disk below `slow_bytes_per_s` is too slow: at 8 MiB/s, 2 000 tokens of an 8B model take 20 s.
+    The time for less than `measured_min_bytes` says nothing about the rate.
     """
 
     def __init__(

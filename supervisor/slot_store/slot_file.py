@@ -95,12 +95,7 @@ class SlotFileHeader:
 
 
 def read(path: Path) -> SlotFileHeader:
-    """Read the header of a slot file.
-
-    Raises:
-        NotASlotFile: It is not a slot file, or is truncated in its header.
-        OSError: It cannot be read.
-    """
+    """Read the header of a slot file. Raises OSError; NotASlotFile, also if it is truncated."""
     with path.open("rb") as file:
         return read_from(file)
 
@@ -129,12 +124,7 @@ def state_offset(path: Path) -> int:
 
 
 def read_checked(path: Path, expected: SlotFileInfo) -> SlotFileHeader:
-    """Read the header of a slot file of known size and number of tokens.
-
-    Raises:
-        InvalidSlotFile: The size or the number of tokens differs.
-        OSError: It cannot be read.
-    """
+    """Read the header of a slot file. Raises OSError, and InvalidSlotFile: other size or tokens."""
     if (size_bytes := path.stat().st_size) != expected.size_bytes:
         raise InvalidSlotFile(f"it has {size_bytes:,} bytes, not {expected.size_bytes:,}")
     with path.open("rb") as file:
@@ -205,11 +195,8 @@ def rewrite(source: Path, target: Path, *, before: int, after: int, state_bytes:
     """Rewrite a slot file of an engine with `before` slots into `target`, for one with `after`.
 
     Both numbers are at least 1. `state_bytes` is the size of the recurrent state without its head,
-    0 if the model has none.
-
-    Raises:
-        InvalidSlotFile: It has no such state.
-        OSError: The disk refused.
+    0 if the model has none. Raises InvalidSlotFile: it has no such state; OSError: the disk
+    refused.
     """
     with source.open("rb") as read, target.open("xb") as write:
         target.chmod(0o600)

@@ -60,11 +60,8 @@ async def save(
 ) -> None:
     """Save the idle slots, the most recently used first; update `saved_tasks` and `saved`.
 
-    Returns when all of them are stored, and also those that were written before.
-
-    Raises:
-        EngineUnreachable: The engine does not answer.
-        OSError, AccessDenied: The disk refused.
+    Returns when all of them are stored, and also those that were written before. Raises
+    EngineUnreachable, and OSError or AccessDenied if the disk refused.
     """
     await task.files.wait_loaded()
     found = await client_module.get_slots(client)
@@ -108,9 +105,7 @@ async def write(
 ) -> SpooledFile | None:
     """Have the engine write a slot; None if it refused.
 
-    Raises:
-        EngineUnreachable: The engine does not answer.
-        OSError, AccessDenied: There is no spool directory.
+    Raises EngineUnreachable, and OSError or AccessDenied without a spool directory.
     """
     spooled = task.spool() / f"{secrets.token_hex(8)}.new"
     try:
@@ -220,11 +215,7 @@ async def restore(
 ) -> list[RestoredSlot]:
     """Fill slots, the most recently used conversation first; return all slots.
 
-    Adds the files to `restored`.
-
-    Raises:
-        EngineUnreachable: The engine does not answer.
-        OSError, AccessDenied: The disk refused.
+    Adds the files to `restored`. Raises EngineUnreachable, and OSError or AccessDenied of the disk.
     """
     spool = task.spool()
     await task.files.wait_loaded()
@@ -307,11 +298,7 @@ async def restore_file(
     """Verify a file and fill a slot from it; None if that failed.
 
     The duration includes both. A file that cannot be used, or during whose read the engine ended,
-    is quarantined, with an event.
-
-    Raises:
-        EngineUnreachable: The engine does not answer.
-        OSError, AccessDenied: The disk refused.
+    is quarantined, with an event. Raises as `restore`.
     """
     link: Path | None = None
     began_at_s = time.monotonic()

@@ -191,9 +191,7 @@ _ENDINGS: Final = frozenset({_DATA, _MANIFEST})
 class SlotStore:
     """The slot files of a data directory, which the first write makes, with mode 0700.
 
-    Args:
-        content: Encrypts the files; by default they are not encrypted.
-        spool: The directory in which engines write and read; by default one in `root`.
+    `content` encrypts the files, by default not; engines use `spool`, by default one in `root`.
     """
 
     def __init__(self, root: Path, content: SlotContent = PLAIN, spool: Path | None = None) -> None:
@@ -258,11 +256,8 @@ class SlotStore:
         """Move a file from the spool; return its complete manifest and the files that it replaces.
 
         `others` are compared with it token by token. The manifest is None if one of them makes the
-        file redundant.
-
-        Raises:
-            InvalidSlotFile: It differs from the engine's report; nothing was stored.
-            OSError: The disk refused; nothing was stored.
+        file redundant. Nothing is stored after InvalidSlotFile, if it differs from the engine's
+        report, or OSError.
         """
         try:
             header = read_checked(spooled, SlotFileInfo(unverified.tokens, unverified.size_bytes))

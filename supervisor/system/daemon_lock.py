@@ -104,9 +104,7 @@ class ChildExit:
 def hold_process(pid: int) -> Iterator[Callable[[float], None] | None]:
     """Hold a process, so that a later process with the same pid is not mistaken for it.
 
-    Yields:
-        A function that kills the process and waits for its exit for the given number of seconds;
-        None if the process has exited.
+    Yields a function that kills it and waits at most the given seconds; None if it has exited.
     """
     try:
         process = psutil.Process(pid)
@@ -188,12 +186,7 @@ def this_daemon(version: str, url: str, api_key_file: Path | None = None) -> Dae
 
 @contextmanager
 def lock_runtime_dir(directories: Directories) -> Iterator[None]:
-    """Hold the lock of the runtime directory during the block.
-
-    Raises:
-        DaemonBusy: Another daemon holds it.
-        AccessDenied: The directory cannot be used.
-    """
+    """Hold the directory's lock. Raises AccessDenied, DaemonBusy: another daemon holds it."""
     make_private(directories.runtime)
     lock = filelock.FileLock(directories.lock_file, timeout=0, mode=0o600)
     try:

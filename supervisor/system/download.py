@@ -51,12 +51,10 @@ RANGE_MAX_BYTES: Final = 16 * 1024**3
 
 
 class Interruption(Exception):
-    """A request broke, but another attempt may succeed.
+    """A request broke, but another attempt may succeed; `reason` is a clause.
 
-    Attributes:
-        reason: A clause.
-        wait_s: The pause that the server asked for, or None.
-        is_unresolved: Whether the server's name has no address, as without a network.
+    The server may have asked for a pause of `wait_s`. `is_unresolved`: its name has no address, as
+    without a network.
     """
 
     def __init__(
@@ -115,9 +113,7 @@ class Client(ABC):
     ) -> AbstractContextManager[Any]:
         """Request a file; yield the response before its body arrives.
 
-        Raises:
-            Interruption: Another attempt may succeed.
-            CorralError: The server refuses.
+        Raises CorralError if the server refuses, Interruption if another attempt may succeed.
         """
 
     @abstractmethod

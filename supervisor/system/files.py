@@ -57,9 +57,8 @@ def is_regular(path: Path) -> bool:
 def open_regular(path: Path) -> BufferedReader:
     """Open a regular file for reading; follows symbolic links.
 
-    Raises:
-        NotRegular: The path is a directory, a pipe, a socket or a device.
-        OSError: The file cannot be opened, or the path is invalid.
+    Raises NotRegular for a directory, pipe, socket or device, and OSError, also for an invalid
+    path.
     """
     stat_regular(path)
     file = os.fdopen(os.open(path, _FLAGS), "rb")

@@ -49,14 +49,10 @@ Core = frozenset[int]  # the CPUs of one physical core
 # On a large machine these are hundreds of files. A CPU that goes offline changes the affinity.
 @lru_cache(maxsize=8)
 def read_topology(root: Path, allowed: frozenset[int]) -> tuple[int, int, int]:
-    """Return the performance cores, the efficiency cores and the NUMA nodes of these CPUs.
+    """Return the performance cores, the efficiency cores and the NUMA nodes of the `allowed` CPUs.
 
-    A CPU without readable files counts as a performance core. There is 1 NUMA node unless the CPUs
-    are all CPUs of all nodes.
-
-    Args:
-        root: Contains `sys`.
-        allowed: The CPUs that the process may use.
+    A CPU without readable files below `root` counts as a performance core. There is 1 NUMA node
+    unless the CPUs are all CPUs of all nodes.
     """
     slow = _efficiency_cpus(root, allowed)
     cores = {_core(root, cpu) & allowed for cpu in allowed}

@@ -67,12 +67,10 @@ class Access:
 
 
 def first_doubt(places: tuple[Access, ...], uid: int, private_gid: int | None) -> str | None:
-    """Return the first reason why a user should not trust a file.
+    """Return the first reason why a user should not trust a file, from it and its directories.
 
-    Args:
-        places: The file and its directories.
-        private_gid: The group whose only member is the user, or None. Systems with such groups make
-            files writable by them (umask 002).
+    `private_gid` is the group whose only member is the user, or None. Systems with such groups make
+    files writable by them (umask 002).
     """
     return next((reason for place in places for reason in _doubts(place, uid, private_gid)), None)
 

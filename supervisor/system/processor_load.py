@@ -91,13 +91,7 @@ class ProcessorLoad:
 
 
 def read_processor(root: Path, allowed: frozenset[int], pids: Iterable[int]) -> ProcessorReading:
-    """Read the counters; a file that cannot be read is unknown, not zero.
-
-    Args:
-        root: Contains `proc` and `sys`.
-        allowed: The CPUs that count.
-        pids: Our own processes.
-    """
+    """Read counters below `root` of `allowed` CPUs and our `pids`; None or none if unreadable."""
     busy_s, nice_s = _busy(kernel_text(root / "proc/stat"), allowed)
     own = {pid: _process_s(kernel_text(root / f"proc/{pid}/stat")) for pid in pids}
     stalled = _STALLED.search(kernel_text(pressure_file(root) or root / "proc/pressure/cpu"))
