@@ -59,9 +59,6 @@ class ApiKeys:
     """The keys of the file, and `own_key`, which is in no file. Raises ConfigError.
 
     If there are neither, no request needs a key.
-
-    Attributes:
-        limited: The keys of the file that have token limits, by name.
     """
 
     def __init__(
@@ -72,6 +69,7 @@ class ApiKeys:
         *,
         own_key: Key | None = None,
     ) -> None:
+        # The keys of the file that have token limits, by name.
         self.limited: Mapping[str, Key] = {}
         self._path = path
         self._own_keys = (own_key,) if own_key else ()
@@ -380,16 +378,11 @@ def check_context(key: Key, prompt_tokens: int, members: Mapping[str, Any]) -> N
 
 
 class Admission:
-    """Admits the requests of keys, over all listening addresses together.
-
-    Attributes:
-        keys: The requests of its `limited` keys must reserve tokens.
-        tokens: The tokens that keys have used.
-    """
+    """Admits the requests of keys, over all listening addresses together."""
 
     def __init__(self, keys: ApiKeys, clock: Callable[[], float] = time.monotonic) -> None:
-        self.tokens = TokenLimits()
-        self.keys = keys
+        self.tokens = TokenLimits()  # The tokens that keys have used.
+        self.keys = keys  # The requests of its `limited` keys must reserve tokens.
         self._clock = clock
         self._rate = RateLimiter(clock)
 

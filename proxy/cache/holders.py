@@ -64,14 +64,10 @@ _LATEST_PER_INSTANCE: Final = 8
 
 
 class LatestConversations:
-    """The latest conversations of one model; the processes of some may have ended.
-
-    Attributes:
-        counts: Number of conversations that each process owns.
-    """
+    """The latest conversations of one model; the processes of some may have ended."""
 
     def __init__(self) -> None:
-        self.counts: Counter[Run] = Counter()
+        self.counts: Counter[Run] = Counter()  # Number of conversations that each process owns.
         self._latest: OrderedDict[Conversation, Run] = OrderedDict()
         self._owners: dict[int, int] = {}
 

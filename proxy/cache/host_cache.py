@@ -48,15 +48,11 @@ _EVICTED_MAX: Final = 4096
 
 
 class EvictedConversations:
-    """Conversations that one cache evicted and that have not returned yet.
-
-    Attributes:
-        absent_share: Share of recently returned conversations that were gone; None before any has
-            returned.
-    """
+    """Conversations that one cache evicted and that have not returned yet."""
 
     def __init__(self) -> None:
         self.size_bytes = 0.0
+        # Share of recently returned conversations that were gone; None before any has returned.
         self.absent_share: float | None = None
         self._sizes_bytes: OrderedDict[object, float] = OrderedDict()
 

@@ -100,18 +100,13 @@ class _Runs(dict[str, Run]):
     """The latest process of each instance, by name.
 
     `forget` is called with a set of ended processes before their bits are used again.
-
-    Attributes:
-        slot_maps: Slot maps of the latest processes, by name.
-        by_ratio: Sets of processes by the step of their hit ratio.
-        with_files: Processes that can restore slot files, by name.
     """
 
     def __init__(self, forget: Callable[[int], None]) -> None:
         super().__init__()
-        self.slot_maps: dict[str, SlotMap] = {}
-        self.by_ratio: dict[int, int] = {}
-        self.with_files: dict[str, Run] = {}
+        self.slot_maps: dict[str, SlotMap] = {}  # Slot maps of the latest processes, by name.
+        self.by_ratio: dict[int, int] = {}  # Sets of processes by the step of their hit ratio.
+        self.with_files: dict[str, Run] = {}  # Processes that can restore slot files, by name.
         self._forget = forget
         self._ended = 0
         self._used = 0  # bits
@@ -169,17 +164,14 @@ class _Runs(dict[str, Run]):
 
 
 class PrefixIndex:
-    """The beliefs about all instances, in at most `prefix_index_max_blocks` blocks of prompts.
-
-    Attributes:
-        digests: Prefixes of this machine's instances, for other machines.
-        remote: Prefixes that other machines report.
-    """
+    """The beliefs about all instances, in at most `prefix_index_max_blocks` blocks of prompts."""
 
     def __init__(
         self, prefix_index_max_blocks: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        # Prefixes of this machine's instances, for other machines.
         self.digests = PrefixDigests(clock)
+        # Prefixes that other machines report.
         self.remote = RemotePrefixes(prefix_index_max_blocks)
         self.recent = RecentPrompts()
         self.files = SlotFileIndex(prefix_index_max_blocks)

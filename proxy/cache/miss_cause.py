@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from itertools import islice
 from operator import itemgetter
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
@@ -108,46 +107,28 @@ _SAME_PLACE_TOKENS: Final = 24
 _SAME_PLACE_SHARE: Final = 0.15
 
 
-class CachePlace(StrEnum):
-    """Place of the earlier prompt's cache when the request began."""
+# The place of the earlier prompt's cache when the request began: in the request's slot; in no slot
+# any more, because another conversation had taken its slot; in a slot in use by another request of
+# the conversation; in another instance; in a process that was stopped, or that ended without being
+# stopped.
+CachePlace = Literal["slot", "taken", "busy", "other", "unloaded", "crashed", "unknown"]
+# The positions from which an engine can continue a cached prompt. With a sliding window: only from
+# its end or a checkpoint.
+CacheKind = Literal["any", "window", "recurrent"]
 
-    SLOT = "slot"
-    """In the request's slot."""
-    TAKEN = "taken"
-    """In no slot any more: another conversation had taken its slot."""
-    BUSY = "busy"
-    """In a slot in use by another request of the conversation."""
-    OTHER = "other"
-    """In another instance."""
-    UNLOADED = "unloaded"
-    """In a process that was stopped."""
-    CRASHED = "crashed"
-    """In a process that ended without being stopped."""
-    UNKNOWN = "unknown"
-
-
-class CacheKind(StrEnum):
-    """Positions from which an engine can continue a cached prompt."""
-
-    ANY = "any"
-    WINDOW = "window"
-    """Sliding window: only from its end or a checkpoint."""
-    RECURRENT = "recurrent"
-
-
-_LOST_WITH: Final = MappingProxyType(
+_LOST_WITH: Final[Mapping[CachePlace, Cause]] = MappingProxyType(
     {
-        CachePlace.BUSY: Cause.SLOT_BUSY,
-        CachePlace.OTHER: Cause.OTHER_INSTANCE,
-        CachePlace.CRASHED: Cause.ENGINE_RESTARTED,
-        CachePlace.UNLOADED: Cause.MODEL_UNLOADED,
+        "busy": Cause.SLOT_BUSY,
+        "other": Cause.OTHER_INSTANCE,
+        "crashed": Cause.ENGINE_RESTARTED,
+        "unloaded": Cause.MODEL_UNLOADED,
     }
 )
-_LIMITED_BY: Final = MappingProxyType(
+_LIMITED_BY: Final[Mapping[CacheKind, Cause]] = MappingProxyType(
     {
-        CacheKind.ANY: Cause.NOT_FOUND,
-        CacheKind.WINDOW: Cause.SLIDING_WINDOW,
-        CacheKind.RECURRENT: Cause.RECURRENT_STATE,
+        "any": Cause.NOT_FOUND,
+        "window": Cause.SLIDING_WINDOW,
+        "recurrent": Cause.RECURRENT_STATE,
     }
 )
 
@@ -161,7 +142,7 @@ class CacheFacts(NamedTuple):
     expected_tokens: int  # Tokens that the router expected in the instance's cache.
     instance: str
     place: CachePlace
-    kind: CacheKind = CacheKind.ANY
+    kind: CacheKind = "any"
     earlier: RecentPrompt | None = None  # The client's prompt before.
     age_s: float = 0.0
     # Whether the new prompt continues it; otherwise it is only the client's latest prompt with the
@@ -218,9 +199,7 @@ def _without_earlier(facts: CacheFacts, plain: CacheFinding) -> CacheFinding:
     first = plain if facts.is_known else plain._replace(cause=Cause.FIRST_REQUEST)
     if facts.expected_tokens >= 2 * max(facts.found_tokens, _MISS_MIN_TOKENS):
         reusable = min(facts.expected_tokens, facts.tokens - 1)
-        return _judge_loss(
-            facts._replace(place=CachePlace.TAKEN), first._replace(reusable=reusable), None
-        )
+        return _judge_loss(facts._replace(place="taken"), first._replace(reusable=reusable), None)
     return first
 
 
@@ -230,8 +209,8 @@ def _judge_change(facts: CacheFacts, plain: CacheFinding, found: Difference) -> 
     estimate = round(found.shared_bytes * facts.tokens / total_bytes)
     distance_max = max(_SAME_PLACE_TOKENS, _SAME_PLACE_SHARE * estimate)
     is_same_place = facts.found_tokens > 0 and abs(estimate - facts.found_tokens) <= distance_max
-    is_exact = facts.kind is CacheKind.ANY and is_same_place
-    if facts.place is CachePlace.SLOT and facts.kind is CacheKind.ANY and found.role == "tools":
+    is_exact = facts.kind == "any" and is_same_place
+    if facts.place == "slot" and facts.kind == "any" and found.role == "tools":
         is_exact = True  # a template may put tools elsewhere than at the start
     shared = facts.found_tokens if is_exact else max(estimate, facts.found_tokens)
     known = round(found.known_bytes * facts.tokens / total_bytes)
@@ -248,7 +227,7 @@ def _judge_change(facts: CacheFacts, plain: CacheFinding, found: Difference) -> 
     )
     if not _is_miss(reusable, facts):
         return told._replace(cause=Cause.ALL_FOUND)
-    is_seen = facts.place is not CachePlace.UNKNOWN or facts.kind is not CacheKind.ANY
+    is_seen = facts.place != "unknown" or facts.kind != "any"
     if is_seen and shared - facts.found_tokens > reusable - shared:
         return _judge_loss(facts, told, shared)
     return told
@@ -267,7 +246,7 @@ def _cause_of_loss(facts: CacheFacts, *, is_extension: bool) -> Cause:
         return Cause.CACHE_OFF
     if facts.place in _LOST_WITH:
         return _LOST_WITH[facts.place]
-    if facts.place is CachePlace.TAKEN and (is_extension or facts.kind is CacheKind.ANY):
+    if facts.place == "taken" and (is_extension or facts.kind == "any"):
         return Cause.SLOT_EVICTED
     return _LIMITED_BY[facts.kind]
 

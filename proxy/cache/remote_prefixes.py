@@ -88,14 +88,11 @@ class PrefixDigests:
 
     Args:
         clock: Monotonic, in seconds.
-
-    Attributes:
-        is_read: Whether a client has asked; before that nothing need be noted.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self.is_read = False
+        self.is_read = False  # Whether a client has asked; before that nothing need be noted.
         # By client, model and hash: number, time, instance; the latest last.
         self._entries: OrderedDict[tuple[str, str, int], tuple[int, float, str]] = OrderedDict()
         self._number = 0

@@ -42,16 +42,11 @@ from proxy.upstream.engine_state import SlotState
 
 
 class SlotOwners:
-    """Owners of the tokens in one process's slots. A holder is a lease.
-
-    Attributes:
-        has_shared: Whether a request of an owner that shares caches was sent.
-        has_alone: Whether a request of an owner that is alone was sent.
-    """
+    """Owners of the tokens in one process's slots. A holder is a lease."""
 
     def __init__(self, *, is_new: bool = True) -> None:
-        self.has_shared = False
-        self.has_alone = False
+        self.has_shared = False  # Whether a request of an owner that shares caches was sent.
+        self.has_alone = False  # Whether a request of an owner that is alone was sent.
         self._is_new = is_new
         self._alone = ANYONE  # the latest
         self._has_several = False
@@ -286,18 +281,14 @@ class Slot:
 
 
 class SlotMap:
-    """The slots of one process; keeps the model of its `host_cache` up to date and searches it.
-
-    Attributes:
-        uses: Changes when a slot is given to a request, used or freed.
-    """
+    """The slots of one process; keeps the model of its `host_cache` up to date and searches it."""
 
     def __init__(
         self, slots: int, host_cache: HostCache | None = None, *, is_empty: bool = True
     ) -> None:
         self.owners = SlotOwners(is_new=is_empty)
         self.host_cache = host_cache
-        self.uses = 0
+        self.uses = 0  # Changes when a slot is given to a request, used or freed.
         self._slots = [Slot(number) for number in range(slots)]
         self._turn = count(1)
         self._seen_at_s = float("-inf")

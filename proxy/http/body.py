@@ -115,17 +115,13 @@ class Bodies:
     The bodies of one client may take half of `body_memory_bytes`, so a client that sends many, or
     sends slowly, leaves room for others. A body may exceed either limit while it is the only one,
     of its client or of all clients: its own limits bound it.
-
-    Attributes:
-        held_bytes: Estimated memory of all bodies.
-        by_client: The same for each client.
     """
 
     def __init__(self, settings: ProxySettings) -> None:
         self.settings = settings
-        self.held_bytes = 0
+        self.held_bytes = 0  # Estimated memory of all bodies.
         self.threads = worker_threads(_THREADS, "body")
-        self.by_client: dict[str, int] = {}
+        self.by_client: dict[str, int] = {}  # The same for each client.
 
     def share(self, client: str) -> Share:
         """Return the share of one body; `client` is a key's name or an address."""

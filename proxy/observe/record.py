@@ -61,7 +61,6 @@ class Timeline:
 
     Attributes:
         began_at_s: Monotonic time.
-        first_token_ms: Time from the beginning to the first token; None before it.
     """
 
     __slots__ = (
@@ -77,6 +76,7 @@ class Timeline:
 
     def __init__(self) -> None:
         self.began_at_s = self._since_s = time.monotonic()
+        # Time from the beginning to the first token; None before it.
         self.first_token_ms: float | None = None
         self._phase: Phase = "other"
         self._charged: Phase = "other"  # the phase, or `stalled`
@@ -210,49 +210,41 @@ def shorten_for_log(text: str) -> str:
 
 
 class AccessRecord:
-    """The record of one request, filled in as the request proceeds.
-
-    Attributes:
-        client: Name of its API key, or its address; None for endpoints that no instance answers.
-        path: Path of the endpoint, None likewise.
-        slot: The last `id_slot`; None if the engine chose.
-        fallback_for: The model that the client named, if another model got the request.
-        conversation: Number of its conversation in this process; None if the prompt identifies
-            none.
-        is_diverted: Whether it went to the other side of a trial because its own had no free slot.
-        status: The client's status, that of the error that broke the response off, or 499 if the
-            client disconnected; None before that.
-        code: Code of the error that the client got or that broke its response off.
-        continued: How often another engine continued the answer after the one before had ended.
-        expected_cached: Prompt tokens expected in the instance's cache.
-        cache: The cache finding; None if the instance reports nothing.
-        hides_others: Whether its client may not see other clients' cached tokens.
-    """
+    """The record of one request, filled in as the request proceeds."""
 
     def __init__(self, request_id: str, timeline: Timeline) -> None:
         self.request_id = request_id
+        # Name of its API key, or its address; None for endpoints that no instance answers.
         self.client: str | None = None
-        self.path: str | None = None
+        self.path: str | None = None  # Path of the endpoint, None likewise.
         self.model: str | None = None
         self.kind: EndpointKind | None = None
         self.is_stream: bool | None = None
         self.priority = "interactive"
+        # Number of its conversation in this process; None if the prompt identifies none.
         self.conversation: int | None = None
+        # Whether it went to the other side of a trial because its own had no free slot.
         self.is_diverted = False
         self.instance: str | None = None
-        self.slot: int | None = None
+        self.slot: int | None = None  # The last `id_slot`; None if the engine chose.
+        # The model that the client named, if another model got the request.
         self.fallback_for: str | None = None
+        # The client's status, that of the error that broke the response off, or 499 if the client
+        # disconnected; None before that.
         self.status: int | None = None
+        # Code of the error that the client got or that broke its response off.
         self.code: str | None = None
         self.bytes_out = 0
+        # How often another engine continued the answer after the one before had ended.
         self.continued = 0
         self.timings: Timings | None = None
+        # The cache finding; None if the instance reports nothing.
         self.cache: CacheFinding | None = None
         self.timeline = timeline
         self.trace: RequestTrace | None = None
-        self.hides_others = False
+        self.hides_others = False  # Whether its client may not see other clients' cached tokens.
         self._attempts = 0
-        self.expected_cached = 0
+        self.expected_cached = 0  # Prompt tokens expected in the instance's cache.
         self._first_byte_ms: float | None = None
 
     def set_instance(
@@ -402,9 +394,6 @@ class InFlightRequest:
 
     If it is aborted, the block raises the given error. As with `asyncio.timeout`, that is distinct
     from a cancellation of the task, which means that the client left.
-
-    Attributes:
-        open_request: The operators' view; None if it is no client's request, or only a part of one.
     """
 
     __slots__ = (
@@ -419,6 +408,7 @@ class InFlightRequest:
 
     def __init__(self, in_flight: InFlight[Any], open_request: OpenRequest | None = None) -> None:
         self._requests = in_flight
+        # The operators' view; None if it is no client's request, or only a part of one.
         self.open_request = open_request
         self.cut_by: ProxyError | None = None
         self._task: asyncio.Task[object] | None = None
@@ -492,17 +482,12 @@ class InFlight(Generic[R]):
 
 
 class ServerState:
-    """The forwarded requests in flight, and whether new ones are refused.
-
-    Attributes:
-        process: Id of this process for other proxies.
-        url: The server's URL on this machine, once it listens.
-        watching: Endless streams, which do not delay a drain.
-    """
+    """The forwarded requests in flight, and whether new ones are refused."""
 
     def __init__(self, process: str = "") -> None:
-        self.process = process
-        self.url = ""
+        self.process = process  # Id of this process for other proxies.
+        self.url = ""  # The server's URL on this machine, once it listens.
         self.in_flight: InFlight[InFlightRequest] = InFlight()
+        # Endless streams, which do not delay a drain.
         self.watching: InFlight[InFlightRequest] = InFlight()
         self.is_draining = False

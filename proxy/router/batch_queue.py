@@ -90,18 +90,14 @@ _RETRY_MAX_S: Final = 120
 
 
 class Turn:
-    """One request's turn.
-
-    Attributes:
-        formed: Set when the request may begin.
-        batch_size: The requests of its batch, itself included; None if it begins singly. Valid
-            once `formed` is set.
-    """
+    """One request's turn."""
 
     def __init__(self, client: str, joined_at_s: float) -> None:
         self.client = client
         self.joined_at_s = joined_at_s
-        self.formed = asyncio.Event()
+        self.formed = asyncio.Event()  # Set when the request may begin.
+        # The requests of its batch, itself included; None if it begins singly. Valid once `formed`
+        # is set.
         self.batch_size: int | None = None
         self.has_begun = False
 

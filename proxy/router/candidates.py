@@ -28,16 +28,11 @@ _HELD_S: Final = 2.0
 
 
 class LeaseTimes:
-    """Averages over finished requests.
-
-    Attributes:
-        held_s: Time from the lease of a slot to the end of the response.
-        decode_s: The part of it from the first to the last token.
-    """
+    """Averages over finished requests."""
 
     def __init__(self) -> None:
-        self.held_s = _HELD_S
-        self.decode_s = 0.0
+        self.held_s = _HELD_S  # Time from the lease of a slot to the end of the response.
+        self.decode_s = 0.0  # The part of it from the first to the last token.
 
     def note(self, held_s: float, timings: Timings | None) -> None:
         self.held_s = average(self.held_s, held_s)

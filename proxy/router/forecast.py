@@ -130,15 +130,11 @@ _HALF: Final = 0.5
 
 
 class SimulatedEngine:
-    """An engine in virtual time; `begins_s` is the time of its first pass.
-
-    Attributes:
-        now_s: The end of its latest pass, from the moment of the estimate.
-    """
+    """An engine in virtual time; `begins_s` is the time of its first pass."""
 
     def __init__(self, work: EngineWork, costs: EngineCosts, begins_s: float) -> None:
         self.name = work.name
-        self.now_s = begins_s
+        self.now_s = begins_s  # The end of its latest pass, from the moment of the estimate.
         self._batch_tokens = work.batch_tokens
         self.costs = costs
         self._weight = work.weight

@@ -42,7 +42,7 @@ from proxy.request.request import ProxyRequest
 from proxy.request.variants import MARK
 from proxy.router.measures import Finished
 from proxy.router.policy import EQUAL, Speed, Weight
-from proxy.upstream.upstream import Rates, Timings, Upstream
+from proxy.upstream.upstream import UNMEASURED, Rates, Timings, Upstream
 
 # A prompt of up to this many tokens takes about one pass.
 FEW_TOKENS: Final = 64
@@ -288,8 +288,7 @@ class RoutingTarget:
 
     def speed(self, *, is_measured: bool) -> Speed:
         node = self.upstream.node
-        weight = node.weight if node else None
-        return Speed(self.rates.latency, weight) if is_measured else Speed(weight=weight)
+        return self.rates.latency if is_measured else UNMEASURED, node.weight if node else None
 
     def stats(self, conversations: int, weight: Weight) -> InstanceStats:
         known = bool(self.rates.answers)
@@ -657,26 +656,22 @@ class Signal(Generic[_Given]):
 
 
 class RouterSignals:
-    """What a router reports.
-
-    Attributes:
-        idle: A model holds no request any more.
-        connect_failed: An instance did not begin its response to a request.
-        overdue: An engine still computes although its request ended `cancel_timeout_s` ago; with
-            the reason.
-        keep_alive: A request wants its local model to stay loaded for so many seconds after it;
-            infinity: forever.
-        restore_verified: The first response to a prompt ended whose slot was filled with so many
-            tokens of it; the instance's name comes first.
-        slots_taken: A request, known by its lease, got so many slots of an instance.
-        slots_freed: The slots of a request are idle again; called once for each `slots_taken`.
-    """
+    """What a router reports."""
 
     def __init__(self) -> None:
-        self.idle = Signal[[]]()
+        self.idle = Signal[[]]()  # A model holds no request any more.
+        # An instance did not begin its response to a request.
         self.connect_failed = Signal[[Upstream, UpstreamConnectFailed]]()
+        # An engine still computes although its request ended `cancel_timeout_s` ago; with the
+        # reason.
         self.overdue = Signal[[Upstream, str]]()
+        # A request wants its local model to stay loaded for so many seconds after it; infinity:
+        # forever.
         self.keep_alive = Signal[[str, float]]()
+        # The first response to a prompt ended whose slot was filled with so many tokens of it; the
+        # instance's name comes first.
         self.restore_verified = Signal[[str, int, Timings]]()
+        # A request, known by its lease, got so many slots of an instance.
         self.slots_taken = Signal[[Hashable, Upstream, int]]()
+        # The slots of a request are idle again; called once for each `slots_taken`.
         self.slots_freed = Signal[[Hashable, SlotUse]]()

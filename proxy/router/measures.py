@@ -159,13 +159,9 @@ class Span(NamedTuple):
         return self.depth + self.prompt_tokens
 
 
-class Finished(NamedTuple):
-    """A complete response."""
-
-    span: Span
-    limit: int | None  # The client's token limit for the answer; None: none.
-    # From the lease of the slot until the engine began; None if the engine was busy.
-    overhead_s: float | None
+# A complete response; the client's token limit for the answer, or None; the time from the lease of
+# the slot until the engine began, None if the engine was busy.
+Finished = tuple[Span, int | None, float | None]
 
 
 class ModelMeasures:
@@ -194,15 +190,14 @@ class ModelMeasures:
             weight: The instance's speed as a multiple of an average instance's.
             batch_tokens: The most tokens in one of its passes.
         """
-        span, beside = done.span, list(others)
-        self.lengths.note(span.decoded_tokens, done.limit)
+        span, limit, overhead_s = done
+        beside = list(others)
+        self.lengths.note(span.decoded_tokens, limit)
         self._note_prompt(span, beside, weight, batch_tokens)
         self._note_answer(span, beside, weight, batch_tokens)
-        if done.overhead_s is not None:
+        if overhead_s is not None:
             before = self._overhead_s
-            self._overhead_s = (
-                done.overhead_s if before is None else average(before, done.overhead_s)
-            )
+            self._overhead_s = overhead_s if before is None else average(before, overhead_s)
 
     def costs(self) -> EngineCosts | None:
         """Return the learned costs; None before the first response."""

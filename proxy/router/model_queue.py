@@ -19,7 +19,7 @@ from proxy.cache.index import PrefixIndex
 from proxy.errors import ModelLoading, ProxyError, QueueFull, QueueTimeout, Unavailable
 from proxy.request.request import ProxyRequest
 from proxy.router.lease import Clock, Lease, RoutingTarget
-from proxy.router.measures import Finished, ModelMeasures, Span
+from proxy.router.measures import ModelMeasures, Span
 from proxy.router.queue import QueuedRequest, QueueStats, RequestQueue, SlotAssignment
 from proxy.router.registry import Instances
 from proxy.router.workload import WorkReader
@@ -56,15 +56,7 @@ class ModelDemand:
 
 
 class ModelQueue:
-    """One model's queue.
-
-    Attributes:
-        reader: Reads the work for estimates.
-        admissions: The number of admissions of instances.
-        is_paused: All requests wait, even if a slot is free.
-        ended_at_s: When a local instance last ended a client's request; minus infinity before the
-            first.
-    """
+    """One model's queue."""
 
     def __init__(
         self,
@@ -75,9 +67,10 @@ class ModelQueue:
         clock: Clock,
         on_idle: Callable[[], None],
     ) -> None:
-        self.admissions = 0
+        self.admissions = 0  # The number of admissions of instances.
         self.model = model
-        self.is_paused = False
+        self.is_paused = False  # All requests wait, even if a slot is free.
+        # When a local instance last ended a client's request; minus infinity before the first.
         self.ended_at_s = -math.inf
         self._on_idle = on_idle
         self._instances = instances
@@ -88,6 +81,7 @@ class ModelQueue:
             self._queue, instances, prefix_index, clock, self.assign_slots
         )
         self.measures = ModelMeasures()
+        # Reads the work for estimates.
         self.reader = WorkReader(
             self._queue, instances, prefix_index, self._assignment, self.measures, clock
         )
@@ -330,7 +324,7 @@ def keep_times(lease: Lease, timings: Timings, now_s: float) -> None:
     )
     overhead_s = prompt_at_s - lease.began_at_s if lease.sequences == 1 else None
     instance = lease.instance
-    instance.finished.append(Finished(span, lease.request.answer_limit, overhead_s))
+    instance.finished.append((span, lease.request.answer_limit, overhead_s))
     instance.unlearned += 1
 
 

@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from proxy.settings import Policy
-from proxy.upstream.upstream import MEMORY_S, UNMEASURED, DecodeLatency
+from proxy.upstream.upstream import MEMORY_S, DecodeLatency
 
 _IMBALANCE_THRESHOLD: Final = 2.0
 # The smallest weight, relative to the fastest instance's.
@@ -59,20 +59,14 @@ class Weight:
 EQUAL: Final = Weight()
 
 
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """An instance's measured latency; `weight` is the one in the settings, or None."""
-
-    latency: DecodeLatency = UNMEASURED
-    weight: float | None = None
+# An instance's measured latency, and its weight in the settings, or None.
+Speed = tuple[DecodeLatency, float | None]
 
 
 def weights_of(speeds: Sequence[Speed]) -> list[Weight]:
     """Return the weights of one model's instances; measured weights average 1."""
-    measured = iter(_measured_weights([speed.latency for speed in speeds if speed.weight is None]))
-    return [
-        next(measured) if speed.weight is None else Weight(speed.weight, "set") for speed in speeds
-    ]
+    measured = iter(_measured_weights([latency for latency, weight in speeds if weight is None]))
+    return [next(measured) if weight is None else Weight(weight, "set") for _, weight in speeds]
 
 
 def _measured_weights(latencies: Sequence[DecodeLatency]) -> list[Weight]:

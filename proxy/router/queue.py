@@ -279,10 +279,6 @@ class SlotAssignment:
 
     Args:
         on_first_token: Called when a prompt is computed for which others may have waited.
-
-    Attributes:
-        recheck_in_s: Time after the latest `assign` at which its result may change without an
-            event; infinity: never.
     """
 
     def __init__(
@@ -294,6 +290,8 @@ class SlotAssignment:
         on_first_token: Callable[[], None],
     ) -> None:
         self.times = LeaseTimes()
+        # Time after the latest `assign` at which its result may change without an event; infinity:
+        # never.
         self.recheck_in_s = math.inf
         self._queue = queue
         self._instances = instances

@@ -31,12 +31,7 @@ class InstanceSets:
         few: Up to this number, instances are compared one by one, without a kept order.
 
     Attributes:
-        free: Instances with a free slot.
-        spare: Instances that take only requests that find no free slot elsewhere.
-        local: Instances of this machine.
-        on_trial: Instances that run the profile on trial.
         by_weight: Instances of each weight.
-        by_name: Instances by name.
     """
 
     def __init__(
@@ -45,13 +40,17 @@ class InstanceSets:
         self._few = few
         self.instances = instances
         self._by_bit = {instance.bit: instance for instance in instances}
+        # Instances by name.
         self.by_name = {instance.upstream.name: instance for instance in instances}
         self._numbers = {instance: number for number, instance in enumerate(instances)}
         self.all = sum(self._by_bit)
+        # Instances that take only requests that find no free slot elsewhere.
         self.spare = sum(instance.bit for instance in instances if instance.is_spare)
+        # Instances of this machine.
         self.local = sum(instance.bit for instance in instances if instance.upstream.node is None)
+        # Instances that run the profile on trial.
         self.on_trial = sum(instance.bit for instance in instances if instance.upstream.is_on_trial)
-        self.free = 0
+        self.free = 0  # Instances with a free slot.
         self._by_use: dict[tuple[int, int], int] = {}
         self._states: dict[RoutingTarget, tuple[int, float, float]] = {}
         self._turns: list[_Place] = []
@@ -172,32 +171,29 @@ _WEIGHT_STEPS: Final = 16
 
 
 class ModelInstances:
-    """The instances of one model that are in service, in the order of their admission.
-
-    Attributes:
-        answering: Instances that are not silent, or all if all are silent.
-        pure: Instances that prefer pure decode.
-        own: Instances in `answering` that are not spare.
-        with_files: Instances in `own` that restore slot files.
-        slots: The number of slots of all instances.
-        trial_share: The share of conversations for instances on trial; 0 without a trial.
-        own_slots: The number of slots of `own`.
-    """
+    """The instances of one model that are in service, in the order of their admission."""
 
     def __init__(
         self, in_service: Sequence[RoutingTarget], clock: Clock, *, route_by_speed: bool
     ) -> None:
         self.in_service = in_service
+        # Instances that are not silent, or all if all are silent.
         self.answering = [
             instance for instance in in_service if not instance.is_silent
         ] or in_service
+        # Instances that prefer pure decode.
         self.pure = [instance for instance in in_service if instance.upstream.prefer_pure_decode]
+        # Instances in `answering` that are not spare.
         self.own = [instance for instance in self.answering if not instance.is_spare]
+        # The share of conversations for instances on trial; 0 without a trial.
         self.trial_share = max(
             (instance.upstream.trial_share for instance in in_service), default=0.0
         )
+        # The number of slots of all instances.
         self.slots = sum(instance.upstream.slots for instance in in_service)
+        # Instances in `own` that restore slot files.
         self.with_files = [instance for instance in self.own if instance.upstream.cache_key]
+        # The number of slots of `own`.
         self.own_slots = sum(instance.upstream.slots for instance in self.own)
         self._clock = clock
         self._route_by_speed = route_by_speed

@@ -105,15 +105,6 @@ class Router:
         emit: Emits `upstream.failed` if an engine does not free a slot.
         list_slots: Reads the slots of an instance; None: its `/slots`.
         responds: Returns whether an instance responds; None: by its `/health`.
-
-    Attributes:
-        registry: The instances in service, and those that still hold requests.
-        cache: What they and the slot files hold, and who owns which conversation.
-        queues: The queue of each model, with its measurements.
-        signals: What happens to instances and slots.
-        cache_use: Counts of prompts by the place in which they were found.
-        storage: The storage of slot files, with counts of its operations.
-        saves_skipped: The number of conversations that were not saved, by model and reason.
     """
 
     def __init__(
@@ -128,12 +119,15 @@ class Router:
         self._settings = settings
         self._emit = emit
         self._clock = clock
-        self.signals = RouterSignals()
+        self.signals = RouterSignals()  # What happens to instances and slots.
+        # The instances in service, and those that still hold requests.
         self.registry = Instances(clock, route_by_speed=settings.route_by_speed)
+        # What they and the slot files hold, and who owns which conversation.
         self.cache = PrefixIndex(settings.prefix_index_max_blocks, clock)
+        # The queue of each model, with its measurements.
         self.queues = ModelQueues(self.registry, self.cache, settings, clock, self.signals.idle)
-        self.cache_use = CacheUse()
-        self.storage = CountedStorage()
+        self.cache_use = CacheUse()  # Counts of prompts by the place in which they were found.
+        self.storage = CountedStorage()  # The storage of slot files, with counts of its operations.
         if list_slots is None:
             list_slots = partial(get_slots, settings=settings)
         self._crash_suspects = CrashSuspects(clock, settings.crash_memory_s)
@@ -144,6 +138,7 @@ class Router:
             self.registry, responds or answers_health(settings), self.queues.assign_slots
         )
         self._saver = SlotSaver(self.cache, settings, self.storage, clock)
+        # The number of conversations that were not saved, by model and reason.
         self.saves_skipped: Mapping[tuple[str, NoFile], int] = self._saver.skipped
         self._slot_writer = SlotWriter(self.cache, self._saver, list_slots, clock)
         self._slot_selector = SlotSelector(self.cache, self.registry, settings, self._saver)

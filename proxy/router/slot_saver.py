@@ -42,11 +42,7 @@ from proxy.upstream.upstream import Timings, Upstream
 
 
 class SlotSaver:
-    """Decides which slots of all instances to save and to fill, and does it.
-
-    Attributes:
-        skipped: The number of conversations that were not saved, by model and reason.
-    """
+    """Decides which slots of all instances to save and to fill, and does it."""
 
     def __init__(
         self,
@@ -61,6 +57,7 @@ class SlotSaver:
         self._clock = clock
         self._measures: defaultdict[str, SlotFileMeasures] = defaultdict(SlotFileMeasures)
         self._saved_at_s: dict[str, float] = {}
+        # The number of conversations that were not saved, by model and reason.
         self.skipped: Counter[tuple[str, NoFile]] = Counter()
 
     def measures(self, model: str) -> SlotFileMeasures:

@@ -459,7 +459,7 @@ class CacheFindings:
         known = conversation if lease.is_continued else index.ended_conversation(prompt)
         before, is_same = self._recent.find(client, prompt, known)
         is_alive = before is not None and index.run(before.run.name) is before.run
-        held = _find_holder(lease, before, run, is_alive=is_alive) if before else CachePlace.UNKNOWN
+        held = _find_holder(lease, before, run, is_alive=is_alive) if before else "unknown"
         shares = request.owner.name and not request.owner.is_alone
         own = self._own_tokens(lease, prompt, tokens) if shares else None
         facts = _facts(lease, prompt, timings, held, own)
@@ -532,16 +532,16 @@ def _find_holder(lease: Lease, before: RecentPrompt, run: Run, *, is_alive: bool
     """Return the state of the earlier prompt's cache when the request began."""
     if before.run is run:
         if not lease.is_continued or lease.has_own_slot is None:
-            return CachePlace.UNKNOWN
+            return "unknown"
         if lease.has_own_slot:
-            return CachePlace.SLOT
-        return CachePlace.BUSY if lease.is_beside_own else CachePlace.TAKEN
+            return "slot"
+        return "busy" if lease.is_beside_own else "taken"
     if is_alive:
-        return CachePlace.OTHER
-    return CachePlace.CRASHED if before.run.has_failed else CachePlace.UNLOADED
+        return "other"
+    return "crashed" if before.run.has_failed else "unloaded"
 
 
 def _kind(upstream: Upstream) -> CacheKind:
     if upstream.resumable_prompts:
-        return CacheKind.RECURRENT
-    return CacheKind.WINDOW if upstream.has_window else CacheKind.ANY
+        return "recurrent"
+    return "window" if upstream.has_window else "any"

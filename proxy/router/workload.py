@@ -24,10 +24,10 @@ def learn(measures: ModelMeasures, instance: RoutingTarget, weight: float) -> No
     instance.unlearned = 0
     if not new:
         return
-    spans = [request.span for request in instance.finished]
+    spans = [span for span, *_ in instance.finished]
     spans += [span for span in map(_span_so_far, instance.leases) if span]
     for finished in new:
-        others = (span for span in spans if span is not finished.span)
+        others = (span for span in spans if span is not finished[0])
         measures.note(finished, others, weight, instance.upstream.batch_tokens)
 
 

@@ -92,10 +92,6 @@ class UpstreamResponse(asyncio.Protocol):
         UpstreamTimeout: It sent nothing for `upstream_read_timeout_s`.
         UpstreamFailed: Its response is not HTTP, it broke off, or it rejected our key.
         BadRequest: The header of the request contains a line break or a NUL.
-
-    Attributes:
-        status: 0 before the header has arrived.
-        is_read: Whether the body was read to its end.
     """
 
     __slots__ = (
@@ -121,9 +117,9 @@ class UpstreamResponse(asyncio.Protocol):
     def __init__(
         self, upstream: Upstream, upstream_request: UpstreamRequest, settings: ProxySettings
     ) -> None:
-        self.status = 0
+        self.status = 0  # 0 before the header has arrived.
         self.headers = NO_HEADERS
-        self.is_read = False
+        self.is_read = False  # Whether the body was read to its end.
         self._upstream = upstream
         self._request = _head(upstream, upstream_request), upstream_request.body
         self._settings = settings

@@ -157,12 +157,7 @@ class InvalidResponse(Exception):
 
 
 class Response:
-    """One response.
-
-    Attributes:
-        status: 0 until the header is complete.
-        is_over: Whether the body is complete; later bytes are ignored.
-    """
+    """One response."""
 
     __slots__ = (
         "_expects",
@@ -177,9 +172,9 @@ class Response:
     )
 
     def __init__(self, method: str) -> None:
-        self.status = 0
+        self.status = 0  # 0 until the header is complete.
         self.headers = NO_HEADERS
-        self.is_over = False
+        self.is_over = False  # Whether the body is complete; later bytes are ignored.
         self._method = method
         self._framing = 0
         self._expects = _SIZE

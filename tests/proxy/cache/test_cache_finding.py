@@ -42,7 +42,7 @@ def decided(
     before: list[dict[str, Any]] | Hashes,
     now: list[dict[str, Any]] | Hashes,
     found: int,
-    held: CachePlace = CachePlace.SLOT,
+    held: CachePlace = "slot",
     **more: Any,
 ) -> CacheFinding:
     earlier = before if isinstance(before, Hashes) else hashes(before)
@@ -85,7 +85,7 @@ def test_a_changed_system_prompt_is_placed_by_message_and_token() -> None:
 
 def test_without_a_count_of_the_engine_the_token_is_an_estimate() -> None:
     changed = [say("system", RULES[:400] + "?" + RULES[400:]), *TALK[1:]]
-    found = decided(TALK, changed, 0, CachePlace.UNKNOWN)
+    found = decided(TALK, changed, 0, "unknown")
     assert (found.cause, found.is_about) == (Cause.SYSTEM_PROMPT_CHANGED, True)
     assert found.token
     assert abs(found.token - 100) <= 17
@@ -95,13 +95,13 @@ def test_without_a_count_of_the_engine_the_token_is_an_estimate() -> None:
 @pytest.mark.parametrize("is_same", [True, False])
 def test_a_system_prompt_changed_between_conversations_is_one(*, is_same: bool) -> None:
     other = [say("system", RULES[:400] + "?" + RULES[400:]), say("user", "Hello?")]
-    found = decided(TALK, other, 100, CachePlace.UNKNOWN, is_same=is_same)
+    found = decided(TALK, other, 100, "unknown", is_same=is_same)
     assert found.cause is Cause.SYSTEM_PROMPT_CHANGED
 
 
 def test_another_conversation_with_the_same_system_prompt_is_a_first_request() -> None:
     other = [TALK[0], say("user", STORY[:600].upper())]
-    found = decided(TALK, other, 200, CachePlace.UNKNOWN, is_same=False)
+    found = decided(TALK, other, 200, "unknown", is_same=False)
     assert found.cause is Cause.FIRST_REQUEST
     assert "shared with others" in cache_sentence(found)
 
@@ -142,15 +142,15 @@ def test_a_message_that_the_client_changed_is_told() -> None:
 @pytest.mark.parametrize(
     ("held", "kind", "cause"),
     [
-        (CachePlace.OTHER, CacheKind.ANY, Cause.OTHER_INSTANCE),
-        (CachePlace.TAKEN, CacheKind.ANY, Cause.SLOT_EVICTED),
-        (CachePlace.TAKEN, CacheKind.WINDOW, Cause.SLOT_EVICTED),
-        (CachePlace.BUSY, CacheKind.ANY, Cause.SLOT_BUSY),
-        (CachePlace.UNLOADED, CacheKind.ANY, Cause.MODEL_UNLOADED),
-        (CachePlace.CRASHED, CacheKind.ANY, Cause.ENGINE_RESTARTED),
-        (CachePlace.SLOT, CacheKind.WINDOW, Cause.SLIDING_WINDOW),
-        (CachePlace.SLOT, CacheKind.RECURRENT, Cause.RECURRENT_STATE),
-        (CachePlace.SLOT, CacheKind.ANY, Cause.NOT_FOUND),
+        ("other", "any", Cause.OTHER_INSTANCE),
+        ("taken", "any", Cause.SLOT_EVICTED),
+        ("taken", "window", Cause.SLOT_EVICTED),
+        ("busy", "any", Cause.SLOT_BUSY),
+        ("unloaded", "any", Cause.MODEL_UNLOADED),
+        ("crashed", "any", Cause.ENGINE_RESTARTED),
+        ("slot", "window", Cause.SLIDING_WINDOW),
+        ("slot", "recurrent", Cause.RECURRENT_STATE),
+        ("slot", "any", Cause.NOT_FOUND),
     ],
 )
 def test_what_became_of_the_cache_is_told(held: CachePlace, kind: CacheKind, cause: Cause) -> None:
@@ -163,13 +163,13 @@ def test_what_became_of_the_cache_is_told(held: CachePlace, kind: CacheKind, cau
 
 def test_a_window_is_to_blame_for_what_a_small_change_does_not_explain() -> None:
     edited = [*TALK[:-1], say("user", "Why not?")]
-    assert decided(TALK, edited, 0, kind=CacheKind.WINDOW).cause is Cause.SLIDING_WINDOW
-    restarted = decided(TALK, edited, 0, CachePlace.CRASHED)
+    assert decided(TALK, edited, 0, kind="window").cause is Cause.SLIDING_WINDOW
+    restarted = decided(TALK, edited, 0, "crashed")
     assert restarted.cause is Cause.ENGINE_RESTARTED
 
 
 def test_the_first_request_tells_whether_its_conversation_began_before() -> None:
-    facts = CacheFacts(hashes(TALK), tokens(hashes(TALK)), 0, 0, "chat.0", CachePlace.UNKNOWN)
+    facts = CacheFacts(hashes(TALK), tokens(hashes(TALK)), 0, 0, "chat.0", "unknown")
     found = find_cause(facts)
     assert (found.cause, found.lost) == (Cause.FIRST_REQUEST, 0)
     assert "first request of a conversation" in cache_sentence(found)

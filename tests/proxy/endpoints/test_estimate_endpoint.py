@@ -34,7 +34,7 @@ async def answers(call: Call) -> None:
 
 def slow() -> Finished:
     """Return a response of an engine that takes a hundredth of a second for each token."""
-    return Finished(Span(0.0, 10.0, 10.5, 1000, 0, 10), None, 0.0)
+    return Span(0.0, 10.0, 10.5, 1000, 0, 10), None, 0.0
 
 
 async def estimate(proxy: ProxyHarness, expected: int = 200, **members: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ def test_an_answer_whose_events_arrived_together_took_what_the_engine_says() -> 
         instance=SimpleNamespace(finished=kept, unlearned=0),
     )
     keep_times(cast("Any", lease), Timings(1, 22, 125.0, 20, 500.0), 10.0)
-    assert kept == [Finished(Span(9.375, 9.5, 10.0, 22, 1, 20), 20, 0.375)]
+    assert kept == [(Span(9.375, 9.5, 10.0, 22, 1, 20), 20, 0.375)]
 
 
 def test_the_times_of_a_response_that_reports_tokens_alone_are_those_of_our_clock() -> None:

@@ -18,7 +18,7 @@ def span(tokens: int, at_s: float = 0.0, takes: float = 1.0, decoded: int = 20) 
 
 
 def done(span: Span) -> Finished:
-    return Finished(span, None, 0.01)
+    return span, None, 0.01
 
 
 def test_nothing_is_known_before_the_first_response() -> None:

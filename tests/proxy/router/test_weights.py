@@ -11,7 +11,7 @@ from proxy.upstream.upstream import UNMEASURED, DecodeLatency, Measurement
 
 
 def speed(ms_per_token: float, samples: int = 100, at_s: float = 0.0) -> Speed:
-    return Speed(DecodeLatency({0: Measurement(ms_per_token, samples, at_s)}))
+    return DecodeLatency({0: Measurement(ms_per_token, samples, at_s)}), None
 
 
 def values(*speeds: Speed) -> list[float]:
@@ -43,11 +43,11 @@ def test_seed_000_below_the_threshold_all_are_equal() -> None:
 def test_seed_000_with_insufficient_data_all_are_equal() -> None:
     assert weights_of([speed(10.0), speed(80.0, samples=99)]) == [EQUAL, EQUAL]
     assert weights_of([]) == []
-    assert weights_of([Speed(UNMEASURED), Speed(UNMEASURED)]) == [EQUAL, EQUAL]
+    assert weights_of([(UNMEASURED, None), (UNMEASURED, None)]) == [EQUAL, EQUAL]
 
 
 def test_one_that_was_not_measured_counts_as_an_average_one() -> None:
-    weights = weights_of([speed(10.0), Speed(UNMEASURED), speed(40.0)])
+    weights = weights_of([speed(10.0), (UNMEASURED, None), speed(40.0)])
     assert weights == [Weight(1.6, "measured"), EQUAL, Weight(0.4, "measured")]
 
 
@@ -61,7 +61,7 @@ def test_a_pause_of_all_of_them_changes_nothing() -> None:
 
 
 def test_a_weight_of_the_settings_holds_and_changes_no_other() -> None:
-    given_weight = Speed(UNMEASURED, 0.25)
+    given_weight = (UNMEASURED, 0.25)
     assert weights_of([speed(10.0), given_weight]) == [EQUAL, Weight(0.25, "set")]
     weights = weights_of([speed(10.0), given_weight, speed(40.0)])
     assert weights == [Weight(1.6, "measured"), Weight(0.25, "set"), Weight(0.4, "measured")]
