@@ -10,10 +10,9 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
 from proxy.apis.batch_completions import BatchCompletions
-from proxy.apis.forwarded import ControlEndpoint, ForwardedEndpoints
+from proxy.apis.forwarded import ForwardedEndpoints, ResponsesEndpoint
 from proxy.apis.generate import BatchTokenize, EngineEndpoints
-from proxy.apis.llama_server import ModelControlEndpoints
-from proxy.apis.responses import ResponsesEndpoint
+from proxy.apis.llama_server import ControlEndpoint, ModelControlEndpoints
 from proxy.auth.access import Access
 from proxy.auth.api_keys import Admission, ApiKeys
 from proxy.auth.keys_file import Key

@@ -1,5 +1,6 @@
 """The APIs that clients speak and an instance answers.
 
-`forwarded` (llama-server's own endpoints: OpenAI's, Anthropic's, its own), `llama_server` (models
-and router mode), `responses`, `ollama`, `generate` (plain generation), `batch_completions`.
+`forwarded` (llama-server's own endpoints: OpenAI's, Anthropic's, its own; stored responses),
+`llama_server` (models and router mode), `ollama`, `generate` (plain generation),
+`batch_completions`.
 """

@@ -1,26 +1,21 @@
-"""Endpoints that an instance answers: completions, embeddings, and the control of a completion.
+"""Endpoints that an instance answers: completions, embeddings, and stored responses.
 
 A chat whose model cannot be served is answered by the next model of its `fallback`.
+`/v1/responses` continues, shows and deletes stored responses.
 
-`/v1/chat/completions/control` controls a completion that an instance is generating. Only its client
-knows the id of a completion; the proxy does not read the ids in a stream. So every instance of the
-model gets the request, and the one that generates the completion acts on it.
-
-Source: llama-server, build 10434: the answer has `success`, false if no completion has the id.
+Source: OpenAI's API reference, "Get a model response", "Delete a model response", "List input
+items".
 """
 
 from __future__ import annotations
 
-import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
-import orjson
 from aiohttp import web
-from multidict import CIMultiDict
 
 from proxy.apis import generate as generate_module
 from proxy.apis import llama_server
@@ -37,20 +32,19 @@ from proxy.apis.llama_server import (
     router_page,
 )
 from proxy.auth.access import BATCH_COMPLETIONS
-from proxy.auth.api_keys import visible_client
+from proxy.auth.api_keys import KEY, visible_client
+from proxy.batches.api_objects import limit_of, order_of, page_object
 from proxy.cache.shared_prefixes import SharedPrefixes
-from proxy.common.headers import EVENT_STREAM, EXPLAIN, FALLBACK, JSON, RESPONSE_HEADERS
+from proxy.common.headers import EVENT_STREAM, EXPLAIN, FALLBACK, RESPONSE_HEADERS
 from proxy.endpoints.feature import Core, Feature
-from proxy.errors import BadRequest, NotLoaded, ProxyError
+from proxy.errors import BadRequest, NotFound, NotLoaded, ProxyError, quote
 from proxy.forward.forward import Forward
 from proxy.forward.inspection import Explained
-from proxy.forward.node_request import for_node
 from proxy.forward.response import ClientResponse
-from proxy.forward.upstream_errors import reclassify_error
-from proxy.http.api_formats import OPENAI
-from proxy.http.body import Share, check_complexity, members_of, read_body
-from proxy.http.middleware import ACCESS_RECORD, Routes, json_response
+from proxy.http.body import Share
+from proxy.http.middleware import ACCESS_RECORD, PATH_ID, Routes, json_response
 from proxy.observe.record import CLIENT_GONE, InFlightRequest, OpenRequest
+from proxy.request.engine_members import engine_members
 from proxy.request.models import (
     ModelInfo,
     ModelNames,
@@ -64,93 +58,12 @@ from proxy.request.request import (
     client_of,
     encode_members,
     json_content,
-    named_model,
     read_request,
 )
-from proxy.request.stored_responses import StoredTurn
+from proxy.request.stored_responses import ResponseStore, StoredResponse, StoredTurn
 from proxy.request.variants import MEMBER
 from proxy.settings import ProxySettings
-from proxy.upstream.client import FetchedBody, UpstreamRequest, fetch
-from proxy.upstream.endpoint_kinds import ENDPOINTS, EndpointKind, choices_of
-from proxy.upstream.upstream import Upstream
-
-PATH: Final = "/v1/chat/completions/control"
-# An engine acts between two batches; a batch may take seconds.
-_TIMEOUT_S: Final = 30.0
-_MAX_BYTES: Final = 64 * 1024
-
-
-class ControlEndpoint(Feature):
-    def __init__(self, core: Core) -> None:
-        self._core = core
-        self._bodies = core.bodies
-
-    def add_routes(self, routes: Routes) -> None:
-        routes.add(PATH, post=self.answer)
-
-    async def answer(self, request: web.BaseRequest) -> web.Response:
-        """Return the answer of the instance that acted, else of any instance.
-
-        Raises:
-            NotLoaded: No instance of the model runs.
-            ProxyError: As `read_body` and `ModelNames.resolve` do, or no instance answered.
-        """
-        in_flight = InFlightRequest(self._core.server_state.in_flight)
-        with in_flight, self._bodies.share(client_of(request)) as share:
-            body = await read_body(request, share)
-            await check_complexity(body, share)
-            name = named_model(members_of(body)) or request.query.get("model")
-            model = client_names(self._core.loader, request).resolve(name).model_info.id
-            answers = await self._send(self._upstreams(model), body)
-        answer = first_successful(answers)
-        status, body = reclassify_error(answer.status, answer.body)
-        if status >= HTTPStatus.BAD_REQUEST:
-            body = OPENAI.engine_error(status, body)
-        return web.Response(body=body, status=status, headers={"Content-Type": JSON})
-
-    def _upstreams(self, model: str) -> list[Upstream]:
-        found = [
-            instance.upstream
-            for instance in self._core.router.instances()
-            if instance.upstream.model == model
-        ]
-        if not found:
-            raise NotLoaded(f"{model} is not loaded, so it generates no completion")
-        return found
-
-    async def _send(self, upstreams: Sequence[Upstream], body: bytes) -> list[FetchedBody]:
-        """Send to all at once; raises the error of one instance if none answers."""
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._fetch(upstream, body)) for upstream in upstreams]
-        results = [task.result() for task in tasks]
-        answers = [result for result in results if isinstance(result, FetchedBody)]
-        if not answers:
-            raise next(result for result in results if isinstance(result, ProxyError))
-        return answers
-
-    async def _fetch(self, upstream: Upstream, body: bytes) -> FetchedBody | ProxyError:
-        headers = CIMultiDict({"Content-Type": "application/json"})
-        request = UpstreamRequest("POST", PATH, "", headers, body)
-        if upstream.node:
-            request = for_node(request, upstream.node)
-        try:
-            return await fetch(upstream, request, self._bodies.settings, _TIMEOUT_S, _MAX_BYTES)
-        except ProxyError as error:
-            return error
-
-
-def first_successful(answers: Iterable[FetchedBody]) -> FetchedBody:
-    found = list(answers)
-    return next((result for result in found if _is_success(result)), found[0])
-
-
-def _is_success(answer: FetchedBody) -> bool:
-    try:
-        members = orjson.loads(answer.body)
-    except orjson.JSONDecodeError:
-        return False
-    return answer.status == 200 and isinstance(members, dict) and members.get("success") is True
-
+from proxy.upstream.endpoint_kinds import ENDPOINTS, EndpointKind, choices_of, endpoint_kind
 
 _Serve = Callable[[web.BaseRequest, ClientResponse, Share, ModelNames], Awaitable[None]]
 
@@ -363,3 +276,85 @@ def for_model(
         adapter=content.adapter,
         keep_alive_s=content.keep_alive_s,
     )
+
+
+_RESPONSES: Final = ("/v1/responses", "/responses")
+_COUNTED: Final = "/input_tokens"
+_ITEMS_DEFAULT: Final = 20
+_ITEMS_MAX: Final = 100
+
+
+class ResponsesEndpoint(Feature):
+    """Answers the endpoints; a client sees only the responses of its own API key."""
+
+    def __init__(self, forwarded: ForwardedEndpoints, store: ResponseStore) -> None:
+        self._forwarded = forwarded
+        self._store = store
+
+    def add_routes(self, routes: Routes) -> None:
+        for path in _RESPONSES:
+            for posted in (path, path + _COUNTED):
+                routes.add(posted, post=self.create)
+            routes.add(path + "/{id}/input_items", get=self.list_input_items)
+            routes.add(path + "/{id}", get=self.show, delete=self.delete)
+
+    async def create(self, request: web.BaseRequest) -> web.StreamResponse:
+        return await self._forwarded.answer_with(self._serve, request)
+
+    async def show(self, request: web.BaseRequest) -> web.Response:
+        if request.query.get("stream") == "true":
+            raise BadRequest("a stored response cannot be streamed again; leave out stream")
+        response = self._find(request).turn.response
+        return web.Response(body=response, content_type="application/json")
+
+    async def list_input_items(self, request: web.BaseRequest) -> web.Response:
+        limit = limit_of(request.query, _ITEMS_DEFAULT, _ITEMS_MAX)
+        items = self._find(request).input_items()
+        if order_of(request.query) == "desc":
+            items.reverse()
+        if after := request.query.get("after"):
+            ids = [item.get("id") for item in items]
+            if after not in ids:
+                raise BadRequest(f"after: no input item of this response has id {quote(after)}")
+            items = items[ids.index(after) + 1 :]
+        return json_response(page_object(items, items[:limit]))
+
+    async def delete(self, request: web.BaseRequest) -> web.Response:
+        stored = self._find(request)
+        self._store.delete(_owner(request), stored.id)
+        return json_response({"id": stored.id, "object": "response", "deleted": True})
+
+    async def _serve(
+        self,
+        request: web.BaseRequest,
+        answer: ClientResponse,
+        share: Share,
+        names: ModelNames,
+    ) -> None:
+        self._store.trim()
+        turn = StoredTurn(self._store, _owner(request), share.settings.max_body_bytes)
+        kind = endpoint_kind("POST", request.path)
+
+        def translate(given: dict[str, Any]) -> dict[str, Any]:
+            members = turn.members(given)
+            return members if kind is EndpointKind.RESPONSES else engine_members(members)
+
+        translation = Translation(request.path, kind, translate, turn.size_bytes)
+        await self._forwarded.serve(
+            request, answer, share, names, translation=translation, turn=turn
+        )
+
+    def _find(self, request: web.BaseRequest) -> StoredResponse:
+        response_id = request[PATH_ID]
+        if stored := self._store.find(_owner(request), response_id):
+            return stored
+        hint = "" if self._store.settings.enabled else _OFF
+        raise NotFound(f"Response with id {quote(response_id)} not found.{hint}")
+
+
+_OFF: Final = " Stored responses are off; set enabled = true under [proxy.stored_responses]."
+
+
+def _owner(request: web.BaseRequest) -> str:
+    key = request[KEY]
+    return key.name if key else ""

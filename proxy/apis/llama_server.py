@@ -1,4 +1,4 @@
-"""llama-server's endpoints about models: `/props`, `/lora-adapters`, and its router mode.
+"""llama-server's endpoints about models and running completions.
 
 `/props` and `/lora-adapters` do not show paths of this machine. If a model is not loaded, `/props`
 repeats the last response of its instance until the model changes. It never loads a model, because
@@ -11,6 +11,11 @@ requests finish before their model is unloaded, and a model that the operator st
 Another llama-corral may load a model only if the settings allow it, and no model in use is unloaded
 for that. `/models/sse` sends changes of the models that a client may see.
 
+`/v1/chat/completions/control` controls a completion that an instance is generating. Only its client
+knows the id of a completion; the proxy does not read the ids in a stream. So every instance of the
+model gets the request, and the one that generates the completion acts on it. The answer has
+`success`, false if no completion has the id.
+
 Source: llama-server, builds 10434 and 11434: `model_path`, and `is_sleeping` for a model that is
 out of memory and returns with a request; `get_router_props` of tools/server/server-models.cpp;
 `/lora-adapters` is a list of objects, each with the `path` of its file.
@@ -20,26 +25,33 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import PurePosixPath, PureWindowsPath
 from types import MappingProxyType
 from typing import Final
 
 import orjson
 from aiohttp import web
+from multidict import CIMultiDict
 
 from proxy.common.headers import EVENT_STREAM, HOP, JSON, RESPONSE_HEADERS
 from proxy.endpoints.feature import Core, Feature
 from proxy.endpoints.local import model_json
-from proxy.errors import BadRequest, Draining, Forbidden, UnknownModel
+from proxy.errors import BadRequest, Draining, Forbidden, NotLoaded, ProxyError, UnknownModel
+from proxy.forward.node_request import for_node
 from proxy.forward.response import StreamTransform
-from proxy.http.body import read_members
+from proxy.forward.upstream_errors import reclassify_error
+from proxy.http.api_formats import OPENAI
+from proxy.http.body import check_complexity, members_of, read_body, read_members
 from proxy.http.middleware import Routes, json_response
 from proxy.observe.record import InFlightRequest
 from proxy.request.models import ModelControl, ModelInfo, client_models, client_names
 from proxy.request.request import client_of, named_model
+from proxy.upstream.client import FetchedBody, UpstreamRequest, fetch
+from proxy.upstream.upstream import Upstream
 
 
 class Rewritten(StreamTransform):
@@ -332,3 +344,83 @@ class ModelControlEndpoints(Feature):
 
     def _shown_states(self, request: web.BaseRequest) -> dict[str, ShownState]:
         return {model.id: shown_state(model) for model in client_models(self._loader, request)}
+
+
+COMPLETION_CONTROL: Final = "/v1/chat/completions/control"
+# An engine acts between two batches; a batch may take seconds.
+_CONTROL_TIMEOUT_S: Final = 30.0
+_CONTROL_MAX_BYTES: Final = 64 * 1024
+
+
+class ControlEndpoint(Feature):
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._bodies = core.bodies
+
+    def add_routes(self, routes: Routes) -> None:
+        routes.add(COMPLETION_CONTROL, post=self.answer)
+
+    async def answer(self, request: web.BaseRequest) -> web.Response:
+        """Return the answer of the instance that acted, else of any instance.
+
+        Raises:
+            NotLoaded: No instance of the model runs.
+            ProxyError: As `read_body` and `ModelNames.resolve` do, or no instance answered.
+        """
+        in_flight = InFlightRequest(self._core.server_state.in_flight)
+        with in_flight, self._bodies.share(client_of(request)) as share:
+            body = await read_body(request, share)
+            await check_complexity(body, share)
+            name = named_model(members_of(body)) or request.query.get("model")
+            model = client_names(self._core.loader, request).resolve(name).model_info.id
+            answers = await self._send(self._upstreams(model), body)
+        answer = first_successful(answers)
+        status, body = reclassify_error(answer.status, answer.body)
+        if status >= HTTPStatus.BAD_REQUEST:
+            body = OPENAI.engine_error(status, body)
+        return web.Response(body=body, status=status, headers={"Content-Type": JSON})
+
+    def _upstreams(self, model: str) -> list[Upstream]:
+        found = [
+            instance.upstream
+            for instance in self._core.router.instances()
+            if instance.upstream.model == model
+        ]
+        if not found:
+            raise NotLoaded(f"{model} is not loaded, so it generates no completion")
+        return found
+
+    async def _send(self, upstreams: Sequence[Upstream], body: bytes) -> list[FetchedBody]:
+        """Send to all at once; raises the error of one instance if none answers."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._fetch(upstream, body)) for upstream in upstreams]
+        results = [task.result() for task in tasks]
+        answers = [result for result in results if isinstance(result, FetchedBody)]
+        if not answers:
+            raise next(result for result in results if isinstance(result, ProxyError))
+        return answers
+
+    async def _fetch(self, upstream: Upstream, body: bytes) -> FetchedBody | ProxyError:
+        headers = CIMultiDict({"Content-Type": "application/json"})
+        request = UpstreamRequest("POST", COMPLETION_CONTROL, "", headers, body)
+        if upstream.node:
+            request = for_node(request, upstream.node)
+        try:
+            return await fetch(
+                upstream, request, self._bodies.settings, _CONTROL_TIMEOUT_S, _CONTROL_MAX_BYTES
+            )
+        except ProxyError as error:
+            return error
+
+
+def first_successful(answers: Iterable[FetchedBody]) -> FetchedBody:
+    found = list(answers)
+    return next((result for result in found if _is_success(result)), found[0])
+
+
+def _is_success(answer: FetchedBody) -> bool:
+    try:
+        members = orjson.loads(answer.body)
+    except orjson.JSONDecodeError:
+        return False
+    return answer.status == 200 and isinstance(members, dict) and members.get("success") is True

@@ -195,8 +195,7 @@ class ModelFiles:
     async def pull(self, request: web.BaseRequest) -> web.StreamResponse:
         """Download a model, and report the progress in lines; a served model is complete at once.
 
-        Raises:
-            ProxyError: As `OllamaHost.pull`, before the first line.
+        Raises ProxyError, as `OllamaHost.pull`, before the first line.
         """
         members = await self._read(request)
         name, names = required_name(members), self._names(request)

@@ -152,8 +152,7 @@ def failure(body: Mapping[str, Any]) -> bytes:
 def vectors_of(body: Mapping[str, Any], dimensions: int | None) -> list[Sequence[float]]:
     """Return the vectors in the order of their texts.
 
-    Raises:
-        ValueError, LookupError, TypeError: The body has another format.
+    Raises ValueError, LookupError, TypeError: the body has another format.
     """
     ordered = sorted(body["data"], key=lambda item: int(item["index"]))
     return [_cut(item["embedding"], dimensions) for item in ordered]

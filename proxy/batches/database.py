@@ -94,11 +94,7 @@ _TABLES: Final = (
 
 
 def prepare(connection: sqlite3.Connection) -> None:
-    """Create the tables of a new database.
-
-    Raises:
-        StorageFailed: A newer version wrote it.
-    """
+    """Create the tables of a new database. Raises StorageFailed: a newer version wrote it."""
     found = int(connection.execute("PRAGMA user_version").fetchone()[0])
     if found > VERSION:
         raise StorageFailed(

@@ -64,11 +64,7 @@ def find_file(connection: sqlite3.Connection, owner: str, file_id: str) -> Store
 
 
 def delete_file(connection: sqlite3.Connection, owner: str, file_id: str) -> StoredFile | None:
-    """Delete a file; return it, or None if it does not exist.
-
-    Raises:
-        Conflict: A batch reads it.
-    """
+    """Delete a file; return it, or None if it does not exist. Raises Conflict: a batch reads it."""
     file = find_file(connection, owner, file_id)
     if file is None:
         return None
@@ -295,8 +291,7 @@ def fail_batch(connection: sqlite3.Connection, batch_id: str, errors: str, now: 
 def cancel_batch(connection: sqlite3.Connection, batch_id: str, now: int) -> Batch:
     """Begin to cancel a batch, unless that has begun.
 
-    Raises:
-        Conflict: It has ended, or is finalizing.
+    Raises Conflict: it has ended, or is finalizing.
     """
     connection.execute(
         "UPDATE batches SET status = 'cancelling', cancelling_at = ? "

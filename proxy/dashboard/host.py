@@ -110,9 +110,7 @@ class DashboardHost(Protocol):
     def command(self, verb: Verb, model: str, /) -> None:
         """Begin a command on a model.
 
-        Raises:
-            UnknownModel: The model is not configured.
-            Unavailable: The daemon is stopping.
+        Raises UnknownModel: the model is not configured; Unavailable: the daemon is stopping.
         """
 
     def log_sources(self) -> Sequence[str]:

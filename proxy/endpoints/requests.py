@@ -128,8 +128,7 @@ class Requests:
     def cancel(self, request_id: str, client: str | None = None) -> None:
         """End a request with an error, in any phase.
 
-        Raises:
-            NotFound: No request in flight has the id, or it is another client's.
+        Raises NotFound: no request in flight has the id, or it is another client's.
         """
         found = [
             request

@@ -103,9 +103,7 @@ def engine_list(
 def engine_slot(listed: Sequence[Mapping[str, object]], number: str) -> Mapping[str, object]:
     """Return the slot with a number in `/slots`.
 
-    Raises:
-        NotFound: No slot has it.
-        BadRequest: Slots of several instances have it.
+    Raises NotFound: no slot has it; BadRequest: slots of several instances have it.
     """
     found = [slot for slot in listed if str(slot["id"]) == number]
     if not found:

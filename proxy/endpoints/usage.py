@@ -28,9 +28,7 @@ class UsageReader(Protocol):
     ) -> Sequence[Mapping[str, Any]]:
         """Return the sums of usage, one entry per name; `key` is the client's own or an admin's.
 
-        Raises:
-            BadRequest: A parameter is invalid.
-            Unavailable: The files cannot be read.
+        Raises BadRequest: a parameter is invalid; Unavailable: the files cannot be read.
         """
 
 

@@ -282,9 +282,7 @@ def as_chat(request: ProxyRequest) -> ProxyRequest | None:
     """Return the chat request for a message with members that only the chat API knows, else None.
 
     A request of an owner that shares no caches is translated too: only a chat can name its slot.
-
-    Raises:
-        BadRequest: It has no messages.
+    Raises BadRequest: it has no messages.
     """
     schema = schema_of(request.json)
     if schema is None and not request.json.get(MEMBER) and not request.owner.is_alone:

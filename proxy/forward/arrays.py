@@ -57,8 +57,7 @@ class PromptArray:
     def part(self, at: int) -> ProxyRequest:
         """Return the request for the prompt at this index.
 
-        Raises:
-            BadRequest: Its other members are nested too deeply to be serialised again.
+        Raises BadRequest: its other members are nested too deeply to be serialised again.
         """
         prompt, request = self.prompts[at], self.request
         # The engine reads an array of one prompt like the whole array; a string is the usual form.
@@ -79,9 +78,8 @@ class PromptArray:
 def array_of(request: ProxyRequest) -> PromptArray | None:
     """Return the prompts of a request; None unless it has several.
 
-    Raises:
-        BadRequest: `top_n` is negative, which build 10434 notices only after the computation, or
-            the other members are too large to be sent with each prompt.
+    Raises BadRequest: `top_n` is negative, which build 10434 notices only after the computation, or
+    the other members are too large to be sent with each prompt.
     """
     name = _prompts_member(request)
     prompts = request.json.get(name) if name else None

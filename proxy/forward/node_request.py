@@ -61,10 +61,8 @@ def for_node(
 
     A batch request from here queues behind the node's own interactive requests. The members
     `omitted` are left out of a JSON object. Another llama-corral gets `keep_alive`, so it keeps its
-    model loaded for as long.
-
-    Raises:
-        BadRequest: The body is nested too deeply to be serialised again.
+    model loaded for as long. Raises BadRequest: the body is nested too deeply to be serialised
+    again.
     """
     headers = upstream_request.headers.copy()
     headers[HOP] = "1"

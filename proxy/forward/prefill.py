@@ -218,8 +218,7 @@ class PrefillChunks:
     async def compute(self) -> None:
         """Compute the prompt in chunks while other requests decode, and name its slot.
 
-        Raises:
-            UpstreamConnectFailed: The instance refused or closed a connection.
+        Raises UpstreamConnectFailed: the instance refused or closed a connection.
         """
         tokens = await self._tokens()
         if not (tokens and await self._fits(len(tokens))):

@@ -7,7 +7,7 @@ import asyncio
 from support.proxy_harness import ProxyHarness, model_info
 from support.upstream import Call
 
-from proxy.apis.forwarded import PATH, first_successful
+from proxy.apis.llama_server import COMPLETION_CONTROL, first_successful
 from proxy.upstream.client import FetchedBody
 
 BODY = {"model": "chat", "id": "chatcmpl-1", "action": "reasoning_end"}
@@ -37,46 +37,46 @@ async def drop(call: Call) -> None:
 async def test_every_instance_of_the_model_is_asked(proxy: ProxyHarness) -> None:
     proxy.loader.model_infos = [model_info("chat"), model_info("other")]
     first, second = await proxy.fake(not_know), await proxy.fake(know, "chat.2")
-    async with proxy.http.post(PATH, json=BODY) as response:
+    async with proxy.http.post(COMPLETION_CONTROL, json=BODY) as response:
         assert (response.status, await response.json()) == (200, {"success": True})
     for fake in (first, second):
         call = await fake.calls.get()
-        assert call.line == f"POST {PATH} HTTP/1.1"
+        assert call.line == f"POST {COMPLETION_CONTROL} HTTP/1.1"
         assert b'"chatcmpl-1"' in call.body
 
 
 async def test_an_instance_that_only_finishes_what_it_has_is_asked(proxy: ProxyHarness) -> None:
     async def hold(call: Call) -> None:
-        await (know(call) if PATH in call.line else call.until_left())
+        await (know(call) if COMPLETION_CONTROL in call.line else call.until_left())
 
     fake = await proxy.fake(hold)
     async with asyncio.TaskGroup() as group:
         asking = group.create_task(proxy.send())
         await fake.calls.get()
         proxy.router.withdraw(fake.name)
-        async with proxy.http.post(PATH, json=BODY) as response:
+        async with proxy.http.post(COMPLETION_CONTROL, json=BODY) as response:
             assert await response.json() == {"success": True}
         asking.cancel()
 
 
 async def test_what_an_engine_rejects_is_rejected(proxy: ProxyHarness) -> None:
     await proxy.fake(reject)
-    async with proxy.http.post(PATH, json=BODY) as response:
+    async with proxy.http.post(COMPLETION_CONTROL, json=BODY) as response:
         assert (response.status, (await response.json())["error"]["message"]) == (400, "unknown")
 
 
 async def test_one_broken_instance_hides_no_answer(proxy: ProxyHarness) -> None:
     await proxy.fake(drop)
-    async with proxy.http.post(PATH, json=BODY) as response:
+    async with proxy.http.post(COMPLETION_CONTROL, json=BODY) as response:
         assert response.status == 502
     await proxy.fake(not_know, "chat.2")
-    async with proxy.http.post(PATH, json=BODY) as response:
+    async with proxy.http.post(COMPLETION_CONTROL, json=BODY) as response:
         assert (response.status, await response.json()) == (200, {"success": False})
 
 
 async def test_it_loads_no_model(proxy: ProxyHarness) -> None:
     proxy.loader.model_infos = [model_info("chat", "unloaded")]
-    async with proxy.http.post(PATH, json=BODY) as response:
+    async with proxy.http.post(COMPLETION_CONTROL, json=BODY) as response:
         assert (response.status, (await response.json())["error"]["code"]) == (503, "not_loaded")
     assert not proxy.loader.began.is_set()
 

@@ -16,7 +16,7 @@ from support import tiny_gguf
 from support.corral_cli import PATIENCE_S
 from support.proxy_harness import ProxyHarness, free_port
 
-from proxy.apis.forwarded import PATH
+from proxy.apis.llama_server import COMPLETION_CONTROL
 from proxy.upstream.upstream import Upstream
 from supervisor.builds.discover import Engine
 from supervisor.builds.probe import library_path
@@ -227,12 +227,16 @@ async def test_a_running_completion_is_controlled(
         model="chat", messages=HELLO, stream=True, extra_body={"reasoning_control": True}
     )
     body = {"model": "chat", "id": (await anext(aiter(stream))).id, "action": "reasoning_end"}
-    async with proxy.http.post(PATH, json=body) as response:
+    async with proxy.http.post(COMPLETION_CONTROL, json=body) as response:
         assert (response.status, (await response.json())["success"]) == (200, True)
     await stream.close()
-    async with proxy.http.post(PATH, json={**body, "id": "chatcmpl-gone"}) as response:
+    async with proxy.http.post(
+        COMPLETION_CONTROL, json={**body, "id": "chatcmpl-gone"}
+    ) as response:
         assert (response.status, (await response.json())["success"]) == (200, False)
-    async with proxy.http.post(PATH, json={**body, "action": "of-tomorrow"}) as response:
+    async with proxy.http.post(
+        COMPLETION_CONTROL, json={**body, "action": "of-tomorrow"}
+    ) as response:
         assert response.status == 400
 
 
