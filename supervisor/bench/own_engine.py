@@ -26,7 +26,7 @@ from supervisor.engine.launch import Launch, ProcessTag, clean_environment
 from supervisor.engine.orphans import private_runtime
 from supervisor.engine.run import ProcessRun, run_to_exit
 from supervisor.engine.state_tasks import wait_healthy
-from supervisor.engine.warmup import Warmup, warm
+from supervisor.engine.warmup import warm
 from supervisor.errors import CorralError, EngineFailed, SettingsInvalid, StartFailed
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.output import ProgressMeter
@@ -144,7 +144,7 @@ async def _ready(model: str, run: ProcessRun, process: _Process) -> PrivateInsta
 async def _become_ready(run: ProcessRun) -> bool:
     await wait_healthy(run)
     async with run.client() as client:
-        return await warm(client) is not Warmup.FAILED
+        return await warm(client) != "failed"
 
 
 async def _wait_loading(run: ProcessRun, ready: asyncio.Task[bool], process: _Process) -> None:

@@ -39,7 +39,6 @@ from supervisor.engine.states import (
     WITHOUT_PROCESS,
     Deadline,
     Event,
-    ExitOutcome,
     InstanceSnapshot,
     Lifecycle,
     State,
@@ -404,7 +403,7 @@ class Instance:
             code=end.code,
             signal=end.signal,
             up_s=round(self._up_s(), 3),
-            fault=self._lifecycle.exit_outcome is ExitOutcome.FAILURE,
+            fault=self._lifecycle.exit_outcome == "failure",
         )
         found = self._find_cause(end)
         # The log may quote a client's text, so it alone does not prove that a worker was lost.
@@ -444,7 +443,7 @@ class Instance:
 
     def _apply_exit(self, number: int, cause: FailureCause, *, is_own: bool) -> None:
         """Apply EXITED; count it if it is a failure. `is_own` if the engine may have caused it."""
-        if self._lifecycle.exit_outcome is not ExitOutcome.FAILURE:
+        if self._lifecycle.exit_outcome != "failure":
             self._apply(Event.EXITED, number)
             return
         self._cause = cause

@@ -24,7 +24,7 @@ from supervisor.engine.health import (
 from supervisor.engine.prompts import WarmPrompt
 from supervisor.engine.run import ProcessRun
 from supervisor.engine.states import Event, State
-from supervisor.engine.warmup import PrefillQueue, Warmup, warm
+from supervisor.engine.warmup import PrefillQueue, warm
 from supervisor.events import Emit
 from supervisor.settings.tables import HealthSettings, InstanceLimits
 
@@ -175,7 +175,7 @@ class HealthMonitor:
             # probes would overwrite all slots one after another.
             await self._persister.save(client, self._run.number)
             self._is_probing = True
-            self._is_refused = await warm(client) is Warmup.FAILED
+            self._is_refused = await warm(client) == "failed"
             self._is_probing = False
         self._probes_answered += 1
 
@@ -215,15 +215,15 @@ async def warm_up(context: StateContext) -> Event:
     """Generate one token, measure the speed, restore slots, prefill prompts, in this order."""
     async with context.run.client() as client:
         match await warm(client):
-            case Warmup.FAILED:
+            case "failed":
                 return Event.UNHEALTHY
-            case Warmup.WARM:
+            case "warm":
                 measure = context.needs_restart
                 if measure and await measure(client, context.run.number):
                     return Event.MEASURED
                 restored = await context.persister.restore(client, context.run.number)
                 await context.prefills.begin(client, restored)
-            case Warmup.NOTHING_TO_WARM:
+            case "nothing to warm":
                 pass
     return Event.WARMED
 
@@ -320,7 +320,7 @@ async def _can_generate(run: ProcessRun) -> bool:
     if not await is_healthy(run):
         return False
     async with run.client() as client:
-        return await warm(client) is not Warmup.FAILED
+        return await warm(client) != "failed"
 
 
 StateTask = Callable[[StateContext], Awaitable[Event | None]]

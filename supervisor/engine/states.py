@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Literal
 
 from supervisor.engine.client import Endpoint
 from supervisor.engine.exit_cause import FailureCause
@@ -56,11 +56,7 @@ class StopReason(StrEnum):
     UNRESPONSIVE = "unresponsive"
 
 
-class ExitOutcome(StrEnum):
-    STOPPED = "not wanted"
-    RESTART = "restart"
-    FAILURE = "failure"
-    GIVE_UP = "give up"
+ExitOutcome = Literal["not wanted", "restart", "failure", "give up"]
 
 
 # Returns a time limit by the settings and the delay of the restart policy.
@@ -144,10 +140,10 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = MappingProxyType(
 
 AFTER_EXIT: Final[Mapping[ExitOutcome, State]] = MappingProxyType(
     {
-        ExitOutcome.STOPPED: State.STOPPED,
-        ExitOutcome.RESTART: State.STARTING,
-        ExitOutcome.FAILURE: State.BACKOFF,
-        ExitOutcome.GIVE_UP: State.FAILED,
+        "not wanted": State.STOPPED,
+        "restart": State.STARTING,
+        "failure": State.BACKOFF,
+        "give up": State.FAILED,
     }
 )
 
@@ -208,8 +204,8 @@ class Lifecycle:
     def exit_outcome(self) -> ExitOutcome:
         """What an exit now would mean, if another start may help."""
         if not self.wanted:
-            return ExitOutcome.STOPPED
-        return ExitOutcome.RESTART if self.stop_reason in NOT_FAILURES else ExitOutcome.FAILURE
+            return "not wanted"
+        return "restart" if self.stop_reason in NOT_FAILURES else "failure"
 
 
 def step(
@@ -243,8 +239,8 @@ def _after_exit(lifecycle: Lifecycle, *, give_up: bool) -> Lifecycle:
     if lifecycle.state in WITHOUT_PROCESS:
         return lifecycle
     outcome = lifecycle.exit_outcome
-    if outcome is ExitOutcome.FAILURE and give_up:
-        outcome = ExitOutcome.GIVE_UP
+    if outcome == "failure" and give_up:
+        outcome = "give up"
     return _enter(lifecycle, AFTER_EXIT[outcome])
 
 

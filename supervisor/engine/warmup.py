@@ -16,9 +16,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from enum import StrEnum
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from proxy.errors import ProxyError
 from proxy.upstream.upstream import Timings
@@ -46,10 +45,7 @@ _TOKENS_AWAY_MAX: Final = 2
 FilledSlot = tuple[int, int, int]
 
 
-class Warmup(StrEnum):
-    WARM = "warm"
-    NOTHING_TO_WARM = "nothing to warm"
-    FAILED = "failed"
+Warmup = Literal["warm", "nothing to warm", "failed"]
 
 
 async def warm(client: EngineClient) -> Warmup:
@@ -62,15 +58,15 @@ async def warm(client: EngineClient) -> Warmup:
     try:
         refusal = await client.generate_token()
         if refusal is None:
-            return Warmup.WARM
+            return "warm"
         embedding_refusal = await client.make_embedding()
     except EngineUnreachable:
-        return Warmup.FAILED
+        return "failed"
     can_serve = embedding_refusal is None or all(
         400 <= response.status < 500 or response.status == 501
         for response in (refusal, embedding_refusal)
     )
-    return Warmup.NOTHING_TO_WARM if can_serve else Warmup.FAILED
+    return "nothing to warm" if can_serve else "failed"
 
 
 async def prefill(client: EngineClient, prompt: WarmPrompt) -> Timings | ErrorResponse:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType, UnionType
-from typing import Any, Final, NamedTuple, Union, get_args, get_origin
+from typing import Any, Final, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -56,12 +56,9 @@ _LINES_MAX: Final = 20
 _TYPE: Final = re.compile(r"\[key\]|constrained-[a-z]+|[a-z-]+\[.*\]", re.DOTALL)
 
 
-class Problem(NamedTuple):
-    """An error at a key; `text` begins with the key, and `hint` advises."""
-
-    key: tuple[str, ...]
-    text: str
-    hint: str = "corral config check reads it again"
+# A key, the error there, whose text begins with the key, and advice.
+Problem = tuple[tuple[str, ...], str, str]
+_READ_AGAIN: Final = "corral config check reads it again"
 
 
 def explain(error: ValidationError) -> Iterator[Problem]:
@@ -70,17 +67,17 @@ def explain(error: ValidationError) -> Iterator[Problem]:
         by_key.setdefault(_key(detail), []).append(detail)
     for number, (key, details) in enumerate(by_key.items()):
         # Finding the nearest known key takes time, and later lines are not shown.
-        yield Problem(key, _sentence(key, details) if number < _LINES_MAX else "")
+        yield key, _sentence(key, details) if number < _LINES_MAX else "", _READ_AGAIN
 
 
 def refusal(
     problems: Sequence[Problem], place: Callable[[tuple[str, ...]], str]
 ) -> SettingsInvalid:
     """Return an error with a line for each of the first 20 problems, prefixed by its place."""
-    lines = [f"{place(problem.key)}{problem.text}" for problem in problems[:_LINES_MAX]]
+    lines = [f"{place(key)}{text}" for key, text, _ in problems[:_LINES_MAX]]
     more = [f"… and {len(problems) - _LINES_MAX} more"] if len(problems) > _LINES_MAX else []
-    hints = {problem.hint for problem in problems}
-    hint = hints.pop() if len(hints) == 1 else "corral config check reads it again"
+    hints = {hint for _, _, hint in problems}
+    hint = hints.pop() if len(hints) == 1 else _READ_AGAIN
     return SettingsInvalid("\n".join([*lines, *more]), hint=hint)
 
 
@@ -97,7 +94,7 @@ def unknown_tables(merged: Iterable[str]) -> Iterator[Problem]:
     for name in merged:
         if name not in Settings.model_fields:
             known = list(Settings.model_fields)
-            yield Problem((name,), _unknown(brief(name, quoted=False), known, name))
+            yield (name,), _unknown(brief(name, quoted=False), known, name), _READ_AGAIN
 
 
 def conflicts(settings: Settings) -> Iterator[Problem]:
@@ -115,13 +112,13 @@ def shared_names(models: Mapping[str, ModelSettings]) -> Iterator[Problem]:
         further = list(_further_names(name, model))
         for other in further:
             if (owner := owners.setdefault(other, name)) != name:
-                yield Problem(
+                yield (
                     ("models", name),
                     f"models.{name}: the name {other} belongs to the model {owner}",
                     "give the alias or the variant a name that no other model has",
                 )
         for other in {other for other in further if further.count(other) > 1}:
-            yield Problem(
+            yield (
                 ("models", name),
                 f"models.{name}: the name {other} is given twice",
                 "remove one of the aliases, or the alias that is a variant's name",
@@ -140,7 +137,7 @@ def _unknown_models(settings: Settings) -> Iterator[Problem]:
         named += [(("models", name, "fallback"), other) for other in model.fallback]
     for key, other in named:
         if other not in known:
-            yield Problem(
+            yield (
                 key,
                 f"{'.'.join(key)}: no model is named {brief(other, quoted=False)}"
                 + did_you_mean(other, known),
@@ -154,13 +151,13 @@ def _fallbacks_of_nodes(settings: Settings) -> Iterator[Problem]:
     for name in settings.proxy.fallback:
         key, shown = (("proxy", "fallback", name), f"proxy.fallback.{brief(name, quoted=False)}")
         if name in known:
-            yield Problem(
+            yield (
                 key,
                 f"{shown}: this machine has a model of that name",
                 "set fallback of that model under [models.NAME]",
             )
         elif not settings.nodes:
-            yield Problem(
+            yield (
                 key,
                 f"{shown}: there are no nodes, and no model is named so",
                 "add the node that has it as [nodes.NAME], or remove the line",
@@ -171,12 +168,16 @@ def batching_conflicts(models: Mapping[str, ModelSettings]) -> Iterator[Problem]
     """Yield options that both `batching` and `flags` of a model set."""
     for name, model in models.items():
         for key, flag in model.batching.conflicts(model.flags):
-            yield Problem(
+            yield (
                 ("models", name, "batching", key),
-                f"models.{name}: batching.{key} and flags.{brief(flag, quoted=False)} set the "
-                "same option of llama-server",
-                "keep one of them; max_context_length counts tokens of one slot, ctx-size those "
-                "of all slots together",
+                (
+                    f"models.{name}: batching.{key} and flags.{brief(flag, quoted=False)} set the "
+                    "same option of llama-server"
+                ),
+                (
+                    "keep one of them; max_context_length counts tokens of one slot, ctx-size "
+                    "those of all slots together"
+                ),
             )
 
 
@@ -184,7 +185,7 @@ def _workers(settings: Settings) -> Iterator[Problem]:
     for name, model in settings.models.items():
         for worker in model.workers:
             if worker not in settings.workers:
-                yield Problem(
+                yield (
                     ("models", name, "workers"),
                     f"models.{name}.workers: no worker is named {worker}"
                     + did_you_mean(worker, settings.workers),

@@ -41,14 +41,14 @@ async def test_an_unreachable_engine_is_unhealthy(endpoint: Endpoint) -> None:
     async with EngineClient(endpoint, "k") as client:
         assert not await client.is_healthy()
         assert not await client.is_ours()
-        assert await warm(client) is Warmup.FAILED
+        assert await warm(client) == "failed"
         with pytest.raises(EngineUnreachable, match="/metrics"):
             await client.read_metrics()
 
 
 @pytest.mark.parametrize(
     ("failures", "warmth"),
-    [((), Warmup.WARM), (("no-completion",), Warmup.NOTHING_TO_WARM), (("sick",), Warmup.FAILED)],
+    [((), "warm"), (("no-completion",), "nothing to warm"), (("sick",), "failed")],
 )
 async def test_a_warm_up_has_three_results(
     runtime: Path, failures: tuple[str, ...], warmth: Warmup

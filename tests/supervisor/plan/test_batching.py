@@ -177,7 +177,7 @@ def test_the_same_option_in_flags_is_an_error(
     other = {"batch-size": 64}
     both = ModelSettings(path=CHAT, batching={key: value}, flags={flag: given, **other})
     (conflict,) = batching_conflicts({"chat": both})
-    assert conflict.text == (
+    assert conflict[1] == (
         f"models.chat: batching.{key} and flags.{flag} set the same option of llama-server"
     )
     apart = ModelSettings(path=CHAT, batching={key: value}, flags={"no-such": 1, **other})
