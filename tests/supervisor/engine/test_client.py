@@ -54,7 +54,7 @@ async def test_a_warm_up_has_three_results(
     runtime: Path, failures: tuple[str, ...], warmth: Warmup
 ) -> None:
     async with engine(runtime, *failures) as client:
-        assert await warm(client) is warmth
+        assert await warm(client) == warmth
 
 
 @asynccontextmanager
