@@ -68,9 +68,9 @@ _LAST_PROBE_S: Final = 2.0
 _EAGER_PROBE_S: Final = 0.005
 
 
-async def wait_healthy(run: ProcessRun) -> None:
+async def wait_healthy(run: ProcessRun, first_probe_s: float = _FIRST_PROBE_S) -> None:
     """Probe at growing intervals, and when the engine reports that it listens. No deadline."""
-    pause_s = _FIRST_PROBE_S
+    pause_s = first_probe_s
     while True:
         is_hinted = await _ready_hint_within(run, pause_s)
         if await is_healthy(run):

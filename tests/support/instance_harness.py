@@ -21,7 +21,7 @@ from supervisor.engine.exit_cause import FailureCause
 from supervisor.engine.instance import Instance, InstanceServices
 from supervisor.engine.launch import Launch, clean_environment
 from supervisor.engine.state_tasks import NeedsRestart, NoSlotPersister, SlotPersister
-from supervisor.engine.states import Event
+from supervisor.engine.states import State
 from supervisor.errors import CorralError
 from supervisor.events import EventStream
 from supervisor.settings.tables import InstanceLimits, RestartPolicy
@@ -152,6 +152,12 @@ class InstanceHarness:
             raise self.launch_error
         return self.launch
 
+    async def fail_probe(self) -> None:
+        """Let an engine with the fault `fails-once` be probed: it gets unhealthy."""
+        self.traffic.now = Activity(is_silent=True)
+        await self.instance.wait(frozenset({State.UNHEALTHY}))
+        self.traffic.now = Activity()
+
     @property
     def story(self) -> list[object]:
         """Return the states it went through."""
@@ -227,10 +233,6 @@ def is_gone(pid: int, *, within_s: float = 2) -> bool:
         return bool(select.select([process], [], [], within_s)[0])
     finally:
         os.close(process)
-
-
-def mark_unhealthy(instance: Instance, run: int) -> None:
-    instance._apply(Event.UNHEALTHY, run)
 
 
 async def loading(instance: Instance) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import gc
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -497,11 +497,13 @@ async def test_this_aiohttp_writes_streams_as_expected() -> None:
 def other_aiohttp(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Lets aiohttp write a chunk in more pieces than today."""
 
-    def write_pieces(self: StreamWriter, chunks: Iterable[bytes]) -> None:
-        for chunk in chunks:
-            self._write(chunk)
+    write = StreamWriter.write
 
-    monkeypatch.setattr(StreamWriter, "_writelines", write_pieces)
+    async def write_pieces(self: StreamWriter, chunk: bytes) -> None:
+        for at in range(0, len(chunk), 4):
+            await write(self, chunk[at : at + 4])
+
+    monkeypatch.setattr(StreamWriter, "write", write_pieces)
     can_write_past_aiohttp.cache_clear()
     yield
     can_write_past_aiohttp.cache_clear()

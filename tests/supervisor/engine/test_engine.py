@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from support import tiny_gguf
 from support.corral_cli import PATIENCE_S
 from support.instance_harness import InstanceHarness, descriptors, launch_of, loading
 
-from supervisor.engine import state_tasks
 from supervisor.engine.client import EngineClient
 from supervisor.engine.launch import Launch
+from supervisor.engine.run import ProcessRun
+from supervisor.engine.state_tasks import wait_healthy
 from supervisor.engine.states import InstanceSnapshot, State
 
 UP = frozenset({State.READY})
@@ -90,18 +92,13 @@ def test_it_is_kept_as_well_on_uvloop(real: LaunchOf) -> None:
     assert harness.story[-2:] == ["stopping", "stopped"]
 
 
-async def test_ready_is_known_as_soon_as_the_engine_is(
-    real: LaunchOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_ready_is_known_as_soon_as_the_engine_is(real: LaunchOf) -> None:
     """Seed 002: ready as soon as the engine is: it says so, and no probe comes in time."""
-    monkeypatch.setattr(state_tasks, "_FIRST_PROBE_S", 10 * PATIENCE_S)
-    harness = InstanceHarness(real())
-    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
-        instance.start()
-        await instance.wait(UP)
-        instance.restart()
-        await instance.wait(frozenset({State.STARTING}))
-        await instance.wait(UP)
+    run = ProcessRun(1, real(), clock=time.monotonic, on_progress=lambda _: None)
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+        process = group.create_task(run.run())
+        await wait_healthy(run, first_probe_s=10 * PATIENCE_S)
+        process.cancel()
 
 
 async def test_an_engine_for_embeddings_has_nothing_to_warm(real: LaunchOf) -> None:

@@ -15,7 +15,6 @@ from support.instance_harness import (
     is_gone,
     launch_of,
     loading,
-    mark_unhealthy,
     quick,
     zombies,
 )
@@ -286,14 +285,11 @@ async def test_an_engine_that_fails_its_warm_up_gets_no_requests_until_healthy(
 
 async def test_an_unhealthy_instance_is_out_of_service_until_it_answers(runtime: Path) -> None:
     """Seed 002: health."""
-    harness = InstanceHarness(fake_launch(runtime))
+    harness = InstanceHarness(fake_launch(runtime, "fails-once"))
     async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
-        facts = await instance.wait(UP)
-        mark_unhealthy(instance, facts.run - 1)
-        assert instance.snapshot().state is State.READY
-        mark_unhealthy(instance, facts.run)
-        assert instance.snapshot().state is State.UNHEALTHY
+        await instance.wait(UP)
+        await harness.fail_probe()
         await instance.wait(UP)
     assert harness.traffic.calls[:3] == ["admit", "withdraw", "admit"]
 
@@ -333,14 +329,13 @@ async def test_requests_of_an_overdue_engine_are_aborted_when_only_its_cpu_time_
 
 
 async def test_an_instance_that_stays_unhealthy_is_replaced(runtime: Path) -> None:
-    limits = quick(unhealthy_timeout_s=0.2, stop_timeout_s=0.1)
+    limits = quick(liveness_interval_s=0.4, unhealthy_timeout_s=0.2, stop_timeout_s=0.1)
     harness = InstanceHarness(fake_launch(runtime), limits=limits)
     async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         facts = await instance.wait(UP)
         assert facts.pid
         os.kill(facts.pid, signal.SIGSTOP)
-        mark_unhealthy(instance, facts.run)
         waiting = await instance.wait(WAITING)
         assert waiting.cause
         assert waiting.cause.code == "unresponsive"
@@ -412,12 +407,12 @@ async def test_a_drain_does_not_wait_for_an_engine_that_hangs(runtime: Path) -> 
 
 
 async def test_an_unhealthy_engine_that_progresses_is_ready_again(runtime: Path) -> None:
-    harness = InstanceHarness(fake_launch(runtime))
+    harness = InstanceHarness(fake_launch(runtime, "fails-once"))
     async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
-        facts = await instance.wait(UP)
+        await instance.wait(UP)
+        await harness.fail_probe()
         harness.traffic.now = Activity(in_flight=1, awaiting_upstream=1)
-        mark_unhealthy(instance, facts.run)
         await asyncio.sleep(0.3)  # whether it stays unhealthy, is what is tested
         assert instance.snapshot().state is State.UNHEALTHY
         harness.traffic.now = Activity(in_flight=1, awaiting_upstream=1, bytes_received=9)

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 from support.corral_cli import PATIENCE_S
-from support.instance_harness import QUICK, InstanceHarness, fake_launch, mark_unhealthy, quick
+from support.instance_harness import QUICK, InstanceHarness, fake_launch, quick
 
 from proxy.router.lease import Activity
 from supervisor.engine.client import EngineClient
@@ -71,7 +71,7 @@ async def test_an_engine_without_completions_restores_nothing(runtime: Path) -> 
 
 
 async def test_an_unhealthy_engine_saves_nothing(runtime: Path) -> None:
-    limits = quick(stop_timeout_s=0.1)
+    limits = quick(liveness_interval_s=0.4, stop_timeout_s=0.1)
     recorder = Recorder(fake_launch(runtime), limits=limits)
     harness = recorder.harness
     async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
@@ -79,7 +79,7 @@ async def test_an_unhealthy_engine_saves_nothing(runtime: Path) -> None:
         facts = await instance.wait(UP)
         assert facts.pid
         os.kill(facts.pid, signal.SIGSTOP)
-        mark_unhealthy(instance, facts.run)
+        await instance.wait(frozenset({State.UNHEALTHY}))
         instance.stop()
         await instance.wait(DOWN)
     assert [call for call, _ in recorder.calls] == ["restore"]
