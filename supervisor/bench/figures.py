@@ -130,16 +130,12 @@ Spread = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One variant against another, by the geometric mean of the ratios other over base.
+    """One variant against another, by the geometric mean of the ratios other over base."""
 
-    `ratio` is nan without values; `high` is infinite if there are too few values for an interval.
-    `count` are pairs, or conversations of both sides. The interval is of 95 %.
-    """
-
-    ratio: float
-    low: float
-    high: float
-    count: int
+    ratio: float  # nan without values
+    low: float  # to `high`: the 95 % interval
+    high: float  # infinite if there are too few values for an interval
+    count: int  # pairs, or conversations of both sides
     is_different: bool
     verdict: str
 
@@ -368,8 +364,6 @@ class BenchMachine:
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """The result of a bench."""
-
     model: str
     model_file: str  # file name of the GGUF, without its directory
     engine: str  # the build, as it names itself

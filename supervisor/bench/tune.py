@@ -184,12 +184,12 @@ class QualityChecks:
             return f"its quality could not be checked: {error}"
 
     async def _reason_against(self, variant: Variant) -> str | None:
-        reference_plan = self._plans.plan(REFERENCE).plan
+        reference_plan = self._plans.plan(REFERENCE)
         if not self._reference:
             async with self._client(reference_plan) as client:
                 self._reference = await record(client, self._tokens_each())
         limit = LIMIT
-        chosen = self._plans.base.plan.memory_inputs.chosen
+        chosen = self._plans.base.memory_inputs.chosen
         types = {str(chosen.get(f"cache-type-{letter}", "f16")) for letter in "kv"}
         if not types <= UNQUANTISED:
             of_base = (await self._quality(BASE)).divergence or 0.0
@@ -198,7 +198,7 @@ class QualityChecks:
 
     async def _quality(self, variant: Variant) -> Quality:
         if variant not in self.found:
-            plan = self._plans.plan(variant).plan
+            plan = self._plans.plan(variant)
             async with self._client(plan) as client:
                 self.found[variant] = await compare(client, self._reference)
         return self.found[variant]
@@ -289,7 +289,7 @@ def refused_rows(job: TuneJob) -> Iterator[tuple[str, ...]]:
 
 
 def _check_generates(plans: VariantPlans) -> None:
-    use = plans.base.plan.embedding
+    use = plans.base.embedding
     if use and use.is_only:
         raise ModelInvalid(
             f"{plans.model} makes embeddings, and tuning measures generated text",
@@ -303,7 +303,7 @@ def _check_generates(plans: VariantPlans) -> None:
 
 
 def _situation(plans: VariantPlans) -> Situation:
-    plan = plans.base.plan
+    plan = plans.base
     here = machine.read()
     return Situation(
         chosen=plan.memory_inputs.chosen,

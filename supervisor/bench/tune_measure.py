@@ -32,14 +32,6 @@ from supervisor.system import machine
 from supervisor.system.paths import Directories
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedVariant:
-    """The plan of one instance, and the number of instances."""
-
-    plan: Plan
-    replicas: int
-
-
 class VariantPlans:
     """The plans of one search; each is made once, so that all rounds measure the same."""
 
@@ -48,26 +40,32 @@ class VariantPlans:
         self._settings = settings.model_copy(update={"models": {**settings.models, model: alone}})
         self._directories = directories
         self.model = model
-        self._plans: dict[Variant, PlannedVariant] = {}
+        self._plans: dict[Variant, tuple[Plan, int]] = {}
         self.profile = settings.models[model].profile
         self.base = self.plan(BASE)
 
-    def plan(self, variant: Variant) -> PlannedVariant:
-        """Plan a variant; raises CorralError."""
+    def plan(self, variant: Variant) -> Plan:
+        """Plan one instance of a variant; raises CorralError."""
+        return self._plan(variant)[0]
+
+    def replicas(self, variant: Variant) -> int:
+        return self._plan(variant)[1]
+
+    def _plan(self, variant: Variant) -> tuple[Plan, int]:
         if variant not in self._plans:
             planner = self._planner(variant)
             count = planner.places.replicas(self.model).count
-            self._plans[variant] = PlannedVariant(planner.plan(self.model), count)
+            self._plans[variant] = planner.plan(self.model), count
         return self._plans[variant]
 
     def usable(self, variants: tuple[Variant, ...]) -> dict[Variant, str | None]:
         """Return why each variant is not measured (no memory, no change), or None if it is."""
-        seen = {_identity(self.base)}
+        seen = {self._identity(BASE)}
         found: dict[Variant, str | None] = {}
         for variant in variants:
             found[variant] = self.reason_against(variant)
             if found[variant] is None:
-                identity = _identity(self.plan(variant))
+                identity = self._identity(variant)
                 found[variant] = "it changes nothing here" if identity in seen else None
                 seen.add(identity)
         return found
@@ -75,22 +73,23 @@ class VariantPlans:
     def reason_against(self, variant: Variant) -> str | None:
         """Return why a variant cannot be measured now, as a clause, or None."""
         try:
-            planned = self.plan(variant)
+            plan = self.plan(variant)
         except CorralError as error:
             return error.message
         omitted = {line.flag.removeprefix("--").removeprefix("no-"): line.reason
-                   for line in planned.plan.omitted}  # fmt: skip
+                   for line in plan.omitted}  # fmt: skip
         for key, _ in variant.flags:
             if key in omitted:
                 return omitted[key]
-        return self._misfit(planned)
+        return self._misfit(variant)
 
-    def _misfit(self, planned: PlannedVariant) -> str | None:
-        found = planned.plan.estimate
-        capacity = self._planner(BASE).capacity(planned.plan.engine)
+    def _misfit(self, variant: Variant) -> str | None:
+        plan, replicas = self._plan(variant)
+        found = plan.estimate
+        capacity = self._planner(BASE).capacity(plan.engine)
         if reason := misfit_reason(found, capacity):
             return reason
-        needed = found.own_at_start_bytes * planned.replicas + found.mapped_bytes
+        needed = found.own_at_start_bytes * replicas + found.mapped_bytes
         free = min(machine.read().memory_available_bytes, capacity.host)
         if needed > free:
             return f"it needs {size(needed)} of main memory, and {size(free)} are free"
@@ -113,9 +112,9 @@ class VariantPlans:
 
         return LaunchPlanner(self._settings, self._directories, read_tuned=read)
 
-
-def _identity(planned: PlannedVariant) -> tuple[int, frozenset[tuple[str, str | None]]]:
-    return planned.replicas, frozenset((line.flag, line.value) for line in planned.plan.lines)
+    def _identity(self, variant: Variant) -> tuple[int, frozenset[tuple[str, str | None]]]:
+        plan, replicas = self._plan(variant)
+        return replicas, frozenset((line.flag, line.value) for line in plan.lines)
 
 
 _TEXTS: Final = """
@@ -269,7 +268,7 @@ class Measurements:
             return reason
         try:
             async with asyncio.timeout(limit_s):
-                return await self._measure(self._plans.plan(variant))
+                return await self._measure(variant)
         except TimeoutError:
             return f"it took longer than {limit_s:.0f} s"
         except (StartFailed, EngineFailed) as error:
@@ -277,15 +276,16 @@ class Measurements:
         except (EngineUnreachable, WorkloadFailed) as error:
             return f"its engine did not answer as it should: {error}"
 
-    async def _measure(self, planned: PlannedVariant) -> Figures:
+    async def _measure(self, variant: Variant) -> Figures:
+        plan = self._plans.plan(variant)
         async with AsyncExitStack() as stack:
             running = [
-                await stack.enter_async_context(private_instance(planned.plan, self._directories))
-                for _ in range(planned.replicas)
+                await stack.enter_async_context(private_instance(plan, self._directories))
+                for _ in range(self._plans.replicas(variant))
             ]
             sizes = await self._sizes(running[0])
             if self._goal.name == "throughput":
-                return await self._measure_together(running, planned.plan.slots, sizes)
+                return await self._measure_together(running, plan.slots, sizes)
             return await self._measure_alone(running, sizes)
 
     async def _measure_alone(self, running: Sequence[PrivateInstance], sizes: Sizes) -> Figures:
@@ -320,7 +320,7 @@ class Measurements:
     async def _sizes(self, instance: PrivateInstance) -> Sizes:
         if self.sizes is None:
             async with instance.client() as client:
-                ctx = self._plans.base.plan.ctx_size // self._plans.base.plan.slots
+                ctx = self._plans.base.ctx_size // self._plans.base.slots
                 least = smallest(ctx)
                 self._prompt = await long_prompt(client, 1024)
                 first = await answer(client, self._prompt[: least.prompt], least.answer)

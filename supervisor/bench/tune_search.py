@@ -159,15 +159,9 @@ _ENOUGH_ROUNDS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a search.
-
-    `winner` is None if the base is as good; `comparison` is then of the best finalist, and None
-    without a final. `untried` are variants that there was no time for.
-    """
-
-    winner: Variant | None
-    comparison: Comparison | None
-    untried: tuple[Variant, ...]
+    winner: Variant | None  # None if the base is as good
+    comparison: Comparison | None  # of the winner, or else the best finalist; None without a final
+    untried: tuple[Variant, ...]  # variants that there was no time for
     final_rounds: range
 
 

@@ -141,17 +141,13 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """The state of the machine before the first start.
+    """The state of the machine before the first start."""
 
-    `capacity` is what models may use of each memory. `programs` come the busiest first; `loaded`
-    are the models of the user's daemon.
-    """
-
-    capacity: MemoryCapacity
+    capacity: MemoryCapacity  # the part of each memory that models may use
     available_bytes: int
     logical_cores: int
-    programs: tuple[BusyProgram, ...]
-    loaded: tuple[LoadedModel, ...]
+    programs: tuple[BusyProgram, ...]  # the busiest first
+    loaded: tuple[LoadedModel, ...]  # the models of the user's daemon
 
 
 def obstacles(facts: MachineFacts, specs: Sequence[VariantSpec]) -> tuple[str, ...]:

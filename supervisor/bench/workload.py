@@ -31,15 +31,11 @@ _QUESTION_TOKENS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The abilities of a variant, from a first short request.
+    """The abilities of a variant, from a first short request."""
 
-    Rates are in tokens/s of one stream, and 0 if it generates no text. `ctx_slot` is the context of
-    each slot in tokens.
-    """
-
-    prefill_rate: float
-    decode_rate: float
-    ctx_slot: int
+    prefill_rate: float  # tokens/s of one stream; 0 if it generates no text
+    decode_rate: float  # in the same way
+    ctx_slot: int  # the context of each slot in tokens
     slots: int
     tokens_per_word: float
 
@@ -119,8 +115,6 @@ Outcome = tuple[Mapping[str, float], int]
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One workload."""
-
     name: str
     description: str
     figures: tuple[Figure, ...]  # all that it may return
@@ -140,8 +134,6 @@ _CLOCK_S: Final = 0.002
 
 @dataclass(slots=True)
 class ReplayedRequest:
-    """One request to send."""
-
     conversation: int  # its number, from 0
     prompt: int  # tokens of the prompt
     # Tokens at the beginning of the prompt that repeat the conversation so far or, in its first

@@ -163,8 +163,6 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class SearchPaths:
-    """The places to search."""
-
     vendor: Path  # the directory with `engine.toml` and `engines/`
     path: str  # directories to search, in the format of PATH
     cpu_flags: frozenset[str]
@@ -230,8 +228,6 @@ _DEVICE: Final = re.compile(r"\s+(\S+): (.+?)(?: \((\d+) MiB, (\d+) MiB free\))?
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device that layers can be offloaded to."""
-
     name: str  # the value for `--device`, such as `Vulkan0`
     description: str
     total_mib: int  # 0 if it has no memory of its own

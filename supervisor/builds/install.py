@@ -74,10 +74,7 @@ def safe_path(name: str) -> PurePosixPath | None:
 
 
 def safe_link(name: str, target: str) -> str:
-    """Return the target of a link.
-
-    Raises ArchiveRefused: the target may be outside the link's directory.
-    """
+    """Return a link's target; raises ArchiveRefused if it may be outside the link's directory."""
     if not target or target in {".", ".."} or "/" in target or safe_path(target) is None:
         raise ArchiveRefused(f"its entry {name[:80]!r} is a link to {target[:80]!r}")
     return target

@@ -116,8 +116,6 @@ _INSTALL: Final = "corral engine install fetches one, corral engine list shows t
 
 @dataclass(frozen=True, slots=True)
 class InstalledBuild:
-    """An installed build."""
-
     name: str  # its build and variant, such as `b10434-vulkan`
     build: int  # llama.cpp's build number, from the name of the release
     variant: str  # the hardware that it computes on, such as `cpu` or `cuda-13.4`
@@ -150,10 +148,7 @@ def files_of(directory: Path) -> Path:
 
 
 def installed_builds(engines_dir: Path) -> tuple[InstalledBuild, ...]:
-    """Return all installed builds, the newest first.
-
-    Raises EngineBroken: other users can write in the directory.
-    """
+    """Return all builds, newest first; raises EngineBroken if other users can write there."""
     if not engines_dir.is_dir():
         return ()
     check_safe(engines_dir)
@@ -258,10 +253,7 @@ def use_build(name: str, engines_dir: Path) -> InUse:
 
 
 def roll_back(engines_dir: Path) -> InUse:
-    """Use the previous build again; the caller holds the lock.
-
-    Raises EngineMissing: there is no previous build.
-    """
+    """Use the previous build again, or raise EngineMissing; the caller holds the lock."""
     names = frozenset(build.name for build in installed_builds(engines_dir))
     in_use = read_in_use(engines_dir).roll_back(names)
     if in_use is None:

@@ -83,8 +83,6 @@ _SHA256: Final = re.compile(r"sha256:([0-9a-f]{64})")
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """A file of a release."""
-
     name: str
     url: str
     size_bytes: int

@@ -27,10 +27,7 @@ _VERSION_MAX_BYTES: Final = 80  # Source: nvml.h, NVML_SYSTEM_DRIVER_VERSION_BUF
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A machine to install a build on."""
-
-    # system, processor: As in the names of releases' files.
-    system: str
+    system: str  # as in the names of releases' files, like `processor`
     processor: str
     nvidia_driver: int | None = None  # the major version of NVIDIA's driver, or None
     has_gpu: bool = False  # whether it has a device that Vulkan may use
@@ -41,10 +38,7 @@ class Target:
 
 
 def this_machine(render_nodes: Path = Path("/dev/dri")) -> Target:
-    """Describe this machine; `render_nodes` has the devices of its GPUs.
-
-    Raises EngineMissing: llama.cpp has no releases for its system or processor.
-    """
+    """Describe this machine; `render_nodes` has GPUs. Raises EngineMissing without a release."""
     system = _SYSTEMS.get(platform.system())
     processor = _PROCESSORS.get(platform.machine().lower())
     if not system or not processor:

@@ -29,15 +29,12 @@ class CaptureFile:
     """A new file of mode 0600; raises AccessDenied if it exists or cannot be created.
 
     Each line is written whole, or, if the disk is full, not at all.
-
-    Attributes:
-        end: The members of the capture's last line; None before it.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         self.size_bytes = self.requests = self.responses = 0
-        self.end: dict[str, Any] | None = None
+        self.end: dict[str, Any] | None = None  # the members of the last line; None before it
         self._began_at_s = time.monotonic()
         try:
             self._descriptor = os.open(self.path, _FLAGS, 0o600)

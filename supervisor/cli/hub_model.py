@@ -104,16 +104,12 @@ _COMPANIONS: tuple[FileKind, ...] = ("projector", "draft")
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """The parts to fetch from a repository, and the reason as a clause.
+    """The parts to fetch from a repository."""
 
-    `model` may be another part that was named by its file; `companions` are its projector and its
-    draft. `warning` is a sentence if the model does not fit.
-    """
-
-    model: FileGroup
-    companions: tuple[FileGroup, ...] = ()
-    reason: str = ""
-    warning: str | None = None
+    model: FileGroup  # or another part that was named by its file
+    companions: tuple[FileGroup, ...] = ()  # its projector and its draft
+    reason: str = ""  # a clause
+    warning: str | None = None  # a sentence if the model does not fit
 
     @property
     def groups(self) -> tuple[FileGroup, ...]:

@@ -87,8 +87,6 @@ def _note(known: KnownWorkers, planner: LaunchPlanner, worker: WorkerStatus) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The facts that the command shows."""
-
     plan: Plan
     argv: tuple[str, ...]  # command line of the first instance
     room: MemoryCapacity  # memory that all models together may take

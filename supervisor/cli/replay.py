@@ -49,17 +49,12 @@ _PIECE_MAX: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a replay; `name` describes the settings under test.
+    """The result of a replay."""
 
-    `played`: the answers, in the order of the requests. `baseline`: those with the model's present
-    settings, if it was needed. `recorded`: number of answers that are compared with the captured
-    ones.
-    """
-
-    name: str
-    played: Sequence[Played]
-    baseline: Sequence[Played] | None
-    recorded: int
+    name: str  # describes the settings under test
+    played: Sequence[Played]  # the answers, in the order of the requests
+    baseline: Sequence[Played] | None  # those with the model's present settings, if needed
+    recorded: int  # number of answers that are compared with the captured ones
     notes: tuple[str, ...] = ()
 
 
@@ -177,17 +172,14 @@ _CONCURRENCY_MAX: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """The options of `corral replay`; None: as in the capture, or as in the model's settings.
-
-    `is_as_recorded`: send each request at its recorded time, not as fast as possible.
-    """
+    """The options of `corral replay`; None: as in the capture, or as in the model's settings."""
 
     model: str | None = None
     engine: str | None = None
     profile: str | None = None
     flags: Mapping[str, FlagValue] | None = None
     is_daemon: bool = False
-    is_as_recorded: bool = False
+    is_as_recorded: bool = False  # at the recorded times, not as fast as possible
     concurrency: int | None = None
     config: Path | None = None
 

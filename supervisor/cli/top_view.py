@@ -108,18 +108,14 @@ _STEPS: Final = {"j": 1, "down": 1, "k": -1, "up": -1, "page down": 10, "page up
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The state of the display; `ids`: of the requests, in the order of the list.
-
-    `asking`: id of the request whose cancellation the user must confirm. `note`: a sentence to show
-    until the next key.
-    """
+    """The state of the display."""
 
     order: Order = "age"
     is_reversed: bool = False
-    ids: Sequence[str] = ()
+    ids: Sequence[str] = ()  # of the requests, in the order of the list
     selected: str | None = None
-    asking: str | None = None
-    note: str = ""
+    asking: str | None = None  # id of the request whose cancellation the user must confirm
+    note: str = ""  # a sentence to show until the next key
     daemon_pid: int | None = None
     is_end: bool = False
 

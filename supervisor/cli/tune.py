@@ -19,7 +19,7 @@ from supervisor.bench.tune import TuneJob, refused_rows
 from supervisor.bench.tune_goal import Trial, Trials
 from supervisor.bench.tune_measure import VariantPlans
 from supervisor.bench.tune_search import Outcome
-from supervisor.bench.tune_space import GoalName, Variant, render_profile
+from supervisor.bench.tune_space import BASE, GoalName, Variant, render_profile
 from supervisor.bench.variants import VariantSpec
 from supervisor.cli.bench import machine_facts
 from supervisor.cli.targets import choose, name_of
@@ -66,11 +66,12 @@ def _result(
 
 
 def _capacity_notes(job: TuneJob, winner: Variant) -> Iterator[str]:
-    before, after = job.plans.base, job.plans.plan(winner)
-    slots = [side.plan.slots * side.replicas for side in (before, after)]
+    plans = [job.plans.plan(side) for side in (BASE, winner)]
+    replicas = [job.plans.replicas(side) for side in (BASE, winner)]
+    slots = [plan.slots * count for plan, count in zip(plans, replicas, strict=True)]
     if slots[1] < slots[0]:
         yield f"{slots[1]} instead of {slots[0]} requests at once; further ones wait"
-    tokens = [side.plan.ctx_size // side.plan.slots for side in (before, after)]
+    tokens = [plan.ctx_size // plan.slots for plan in plans]
     if tokens[1] < tokens[0]:
         yield f"{tokens[1]} instead of {tokens[0]} tokens of context for each"
 
@@ -102,7 +103,7 @@ def figures(job: TuneJob, outcome: Outcome, winner: Variant) -> list[tuple[str, 
 def profile_text(
     job: TuneJob, outcome: Outcome, winner: Variant, comparison: Comparison, word: str
 ) -> str:
-    plan, model = job.plans.base.plan, job.plans.model
+    plan, model = job.plans.base, job.plans.model
     profile = job.plans.profile
     at = datetime.now(UTC)
     now = conditions(machine_here(), plan.engine, plan.gguf)
@@ -138,7 +139,7 @@ def tune(
     (model,) = targets.names
     settings = targets.loaded.settings
     plans = VariantPlans(settings, where, model)
-    base = VariantSpec("base", plans.profile, plans.base.plan)
+    base = VariantSpec("base", plans.profile, plans.base)
     facts = machine_facts(settings, base.plan, where)
     if not force:
         variants.check(facts, [base])

@@ -103,8 +103,6 @@ class FileSettings:
 
 @dataclass(frozen=True, slots=True)
 class ClientProgram:
-    """A client program."""
-
     name: str
     title: str
     programs: tuple[str, ...]  # names of its commands

@@ -294,7 +294,6 @@ def _dump_json(text: str, indent: str, value: Any) -> str:
 
 
 def _line_indent(text: str, at: int) -> str:
-    """Return the indentation of the line at a position."""
     line = text[text.rfind("\n", 0, at) + 1 : at]
     return line[: len(line) - len(line.lstrip())]
 

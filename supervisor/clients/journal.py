@@ -92,8 +92,6 @@ _VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One written value."""
-
     place: Place
     written: Any
     before: Any  # the file's value before, or ABSENT

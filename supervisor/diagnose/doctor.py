@@ -48,16 +48,12 @@ from supervisor.system.paths import Directories
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """Memory of a model, without compute buffers.
-
-    `weights_bytes`: of the tensors, which all replicas share; `cache_bytes`: the KV cache of all
-    replicas; `locked_bytes`: main memory to lock, 0 if the model does not ask for that.
-    """
+    """Memory of a model, without compute buffers."""
 
     model: str
-    weights_bytes: int
-    cache_bytes: int
-    locked_bytes: int = 0
+    weights_bytes: int  # of the tensors, which all replicas share
+    cache_bytes: int  # the KV cache of all replicas
+    locked_bytes: int = 0  # main memory to lock; 0 if the model does not ask for that
     is_preloaded: bool = True
 
     @property

@@ -39,8 +39,6 @@ _SECRET: Final = re.compile(r"(?:^|[.-])(?:key|token|password|secret)$")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check."""
-
     name: str  # name of the check, such as `engine` or `model chat`
     # `fail`: something will not work. `warn`: it works, but worse than it could.
     level: Literal["ok", "warn", "fail"]

@@ -315,14 +315,11 @@ _WORDS: Final = frozenset(_WORDS_TEXT.split())
 
 
 class LogFilter:
-    """Filters one engine's log, from its beginning, to the lines without prompts.
-
-    `left_out`: lines left out so far; `is_verbose`: the engine logged at a higher level than usual.
-    """
+    """Filters one engine's log, from its beginning, to the lines without prompts."""
 
     def __init__(self) -> None:
-        self.left_out = 0
-        self.is_verbose = False
+        self.left_out = 0  # lines left out so far
+        self.is_verbose = False  # whether the engine logged at a higher level than usual
         self._is_loading = False
 
     def read(self, lines: Iterable[str]) -> Iterator[str]:

@@ -49,13 +49,7 @@ def search(
     taken: Collection[str] = (),
     pinned: Mapping[Path, str] = _NOTHING,
 ) -> Catalogue:
-    """Search all places for models.
-
-    Args:
-        places: From `roots`.
-        taken: Names that no model may get.
-        pinned: Fixed names by file.
-    """
+    """Search all places; no model gets a name of `taken`, files of `pinned` get the given names."""
     notes: list[str] = []
     found = (
         replace(file, name=pinned.get(file.path, file.name))

@@ -56,8 +56,6 @@ _TEXT_MAX: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class HubRequest:
-    """A refused request."""
-
     repo: str  # OWNER/NAME; empty if the server is not the hub
     what: str  # the file, or else the repository
     page: str  # its URL for a browser

@@ -237,12 +237,7 @@ def _check_split(shards: Sequence[Path], first: Header) -> None:
 
 
 def from_headers(path: Path, size_bytes: int, headers: Sequence[Header], fingerprint: str) -> Gguf:
-    """Derive the metadata of a model from the headers of its shards. Pure.
-
-    Args:
-        headers: The headers of all shards, in order.
-        fingerprint: A value that differs between files.
-    """
+    """Derive the metadata of a model from the headers of all its shards, in order. Pure."""
     first = headers[0]
     found = tuple(tensor for header in headers for tensor in header.tensors)
     architecture = first.text("general.architecture")

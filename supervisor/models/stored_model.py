@@ -29,17 +29,14 @@ _HIDDEN: Final = "."
 
 @dataclass(slots=True)
 class Walk:
-    """A walk through a directory tree, which ends early when it reaches a limit.
-
-    `notes` has a sentence for everything it left out.
-    """
+    """A walk through a directory tree, which ends early when it reaches a limit."""
 
     root: Path
     max_entries: int = 50_000
     max_depth: int = 8
     max_s: float = 5.0
     clock: Callable[[], float] = time.monotonic
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # a sentence for everything it left out
     _seen: set[tuple[int, int]] = field(default_factory=set)
     _entries: int = 0
     _until_s: float = 0

@@ -32,23 +32,15 @@ SCHEMA: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class HookCause:
-    """The cause of an event, with a stable `code` and a sentence without a full stop.
-
-    `hint` is the fix, if any; `log` is the engine's log, once a model is given up.
-    """
-
-    code: str
-    message: str
-    hint: str | None = None
-    log: str | None = None
+    code: str  # stable
+    message: str  # a sentence without a full stop
+    hint: str | None = None  # the fix, if any
+    log: str | None = None  # the engine's log, once a model is given up
 
 
 @dataclass(frozen=True, slots=True)
 class HookEvent:
-    """An event for hooks; members that do not apply are None.
-
-    `restarts` tells whether a failed process starts again; `idle_s` is the time without a request.
-    """
+    """An event for hooks; members that do not apply are None."""
 
     event: HookName
     at: datetime
@@ -56,8 +48,8 @@ class HookEvent:
     instance: str | None = None
     node: str | None = None
     cause: HookCause | None = None
-    restarts: bool | None = None
-    idle_s: float | None = None
+    restarts: bool | None = None  # whether a failed process starts again
+    idle_s: float | None = None  # the time without a request
 
     @property
     def subject(self) -> str:
@@ -117,14 +109,11 @@ _KEPT_LINES: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class HookRun:
-    """The end of a command, with the last lines of its output.
+    """The end of a command."""
 
-    `problem` is why it failed, or None; `duration_s` is None if its end was not seen.
-    """
-
-    problem: str | None
-    output: str
-    duration_s: float | None
+    problem: str | None  # why it failed, or None
+    output: str  # the last lines
+    duration_s: float | None  # None if its end was not seen
 
 
 def hook_directory(settings_file: Path | None) -> Path:
