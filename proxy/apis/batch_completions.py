@@ -103,8 +103,6 @@ def _check_numbers(members: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """The answer to one prompt."""
-
     index: int  # index of the prompt, from 0
     token_ids: Sequence[int] = ()  # the generated tokens, including the one that ended the text
     text: str = ""

@@ -194,8 +194,6 @@ _UNUSED: Final = ("template", "context", "shift", "truncate")
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """The request for an engine."""
-
     path: str
     kind: EndpointKind
     members: dict[str, Any]  # the body without the model

@@ -84,7 +84,6 @@ class JobReporter:
         self._waits: dict[str, str] = {}
 
     def note_status(self, batch: Batch) -> None:
-        """Note the status of a batch."""
         if batch.is_active:
             self._active[batch.id] = batch.status
             return

@@ -87,8 +87,6 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class NewBatch:
-    """A client's request for a batch."""
-
     owner: str
     endpoint: str
     input_file_id: str

@@ -121,8 +121,6 @@ _CACHES: Final[Mapping[str, str]] = {
 
 
 class LiveState:
-    """The state for all listeners."""
-
     def __init__(
         self,
         host: DashboardHost,

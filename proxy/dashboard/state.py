@@ -155,8 +155,6 @@ _ELSEWHERE: Final = frozenset({"id", "age_s"})
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """All figures at one moment."""
-
     now_s: float  # monotonic time, like `started_at_s`
     started_at_s: float
     server: Mapping[str, Any]

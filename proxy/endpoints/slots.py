@@ -28,8 +28,6 @@ BatchType = Literal["prefill", "decode", "mixed"]
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One slot."""
-
     id: int  # the engine's `id_slot` in its instance
     model: str
     instance: str
@@ -52,8 +50,6 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class SlotTotals:
-    """Counts of slots by state."""
-
     num_slots: int
     num_idle_slots: int
     num_active_slots: int

@@ -40,8 +40,6 @@ _RERANKING: Final = frozenset({"/rerank", "/reranking", "/v1/rerank", "/v1/reran
 
 @dataclass(frozen=True, slots=True)
 class PromptArray:
-    """A request with several prompts."""
-
     request: ProxyRequest
     name: str  # the member that holds the prompts
     prompts: Sequence[Any]  # at least 2

@@ -4,26 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from proxy.dashboard.host import Clients, HostEvent, HostInstance, HostModel, Verb
+from proxy.dashboard.host import (
+    ClientFile,
+    Clients,
+    ClientSettings,
+    HostEvent,
+    HostInstance,
+    HostModel,
+    Verb,
+)
 from proxy.errors import NotFound, Unavailable, UnknownModel
 from proxy.nodes.nodes import Nodes, NodeStats
 from proxy.request.models import ModelInfo
 from supervisor import __version__
 from supervisor.backend.proxy_settings import Certificate
+from supervisor.clients.client import KEY_VARIABLE, Facts, Places, ServedModel, self_signed
 from supervisor.engine.log_file import follow, tail
 from supervisor.engine.states import InstanceSnapshot, State
-from supervisor.errors import DaemonBusy, NoSuchModel
+from supervisor.errors import CorralError, DaemonBusy, NoSuchModel
 from supervisor.events import EventStream
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.model import Model, Replica
+from supervisor.fleet.planner import LaunchPlanner
 from supervisor.fleet.stats import memory_bytes
 from supervisor.loading.controller import AdmissionController
 from supervisor.loading.decide import ModelState, Waiting
+from supervisor.models.model_meta import makes_vectors
 from supervisor.system.paths import Directories, shipped_directory
 
 _FAILING: Final = frozenset({State.BACKOFF, State.FAILED, State.UNHEALTHY, State.STARTING})
@@ -77,7 +89,6 @@ class DashboardLogs:
         self._directories = directories
 
     def sources(self, instances: Iterable[str]) -> dict[str, Path]:
-        """Return the existing logs by name."""
         found = {instance: self._directories.engine_log(instance) for instance in instances}
         known = {_DAEMON: self._directories.daemon_log, **found}
         return {name: path for name, path in known.items() if path.is_file()}
@@ -100,6 +111,70 @@ class DashboardLogs:
             known = ", ".join(sources) or "none"
             raise NotFound(f"there is no log of {source[:80]!a}; there are: {known}")
         return sources[source]
+
+
+def clients_of(facts: Facts, config: Path) -> Clients:
+    """Return the settings of all clients; reads which files they have."""
+    # Imported here to save most daemons the memory.
+    from supervisor.clients.journal import notes_of, text_of  # noqa: PLC0415
+    from supervisor.clients.programs import CLIENTS  # noqa: PLC0415
+
+    places = Places(Path.home(), dict(os.environ), config)
+
+    def shorten(path: Path) -> str:
+        home = places.home
+        return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
+
+    clients = tuple(
+        ClientSettings(
+            client.name,
+            client.title,
+            tuple(
+                ClientFile(shorten(file.path), text_of(file))
+                for file in client.files(facts, places)
+            ),
+            tuple(notes_of(client, facts)),
+            f"corral connect {client.name} --write",
+            client.run(facts),
+        )
+        for client in CLIENTS
+    )
+    names = tuple(model.name for model in facts.models)
+    return Clients(names, facts.model.name, KEY_VARIABLE, clients)
+
+
+def facts_of(
+    url: str,
+    models: Sequence[ServedModel],
+    wanted: str | None,
+    *,
+    needs_key: bool,
+    cert: str | None,
+) -> Facts | None:
+    """Return the facts for clients; None if no model answers chats. Raises UnknownModel."""
+    names = [model.name for model in models]
+    if wanted and wanted not in names:
+        raise UnknownModel(wanted, names)
+    if not models:
+        return None
+    chosen = models[names.index(wanted) if wanted else 0]
+    return Facts(url, tuple(models), chosen, chosen, needs_key, self_signed(cert))
+
+
+def chat_models(infos: Sequence[ModelInfo], planner: LaunchPlanner) -> list[ServedModel]:
+    """Return the models that answer chats, as far as this machine knows; reads files."""
+    return [
+        ServedModel(model.id, model.context_length, sees_images="image" in model.input_modalities)
+        for model in infos
+        if not (model.is_local and _makes_vectors(model.id, planner))
+    ]
+
+
+def _makes_vectors(model: str, planner: LaunchPlanner) -> bool:
+    try:
+        return makes_vectors(planner.gguf(model), planner.entry(model).flags)
+    except CorralError:  # its start reports why
+        return False
 
 
 _MEMORY_AGE_MAX_S: Final = 2.0
@@ -180,13 +255,6 @@ class DashboardHostAdapter:
     def _clients(
         self, infos: Sequence[ModelInfo], model: str | None, url: str, *, needs_key: bool
     ) -> Clients:
-        # Imported here to save most daemons the memory.
-        from supervisor.backend.client_settings import (  # noqa: PLC0415
-            chat_models,
-            clients_of,
-            facts_of,
-        )
-
         models, cert = chat_models(infos, self._fleet.planner), self._certificate.path
         facts = facts_of(url, models, model, needs_key=needs_key, cert=cert)
         return clients_of(facts, self._directories.config) if facts else Clients()

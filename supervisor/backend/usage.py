@@ -45,8 +45,6 @@ _TURN = count(1)
 
 @dataclass(slots=True)
 class EngineUse:
-    """The usage of one engine process."""
-
     pid: int | None
     model: str
     attributed: Tokens = field(default_factory=Tokens)  # tokens that were added to an account

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from proxy.errors import NotFound, UnknownModel
-from supervisor.backend.client_settings import clients_of, facts_of
-from supervisor.backend.dashboard import DashboardLogs
+from supervisor.backend.dashboard import DashboardLogs, clients_of, facts_of
 from supervisor.clients.client import ServedModel
 from supervisor.system.paths import Directories
 
