@@ -403,7 +403,7 @@ class Admission:
         """Count a part of a request, or a line of a batch, during the block.
 
         Args:
-            client: The name of a key; other clients have no limits.
+            client: The name of a key; others have no limits.
             requests: Whether the part counts towards its minute, 1 or 0.
             wait_s: How long the part may wait for its key's limits.
 

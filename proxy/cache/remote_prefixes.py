@@ -84,11 +84,7 @@ def _unpack_hashes(text: str) -> tuple[int, ...]:
 
 
 class PrefixDigests:
-    """The prefixes that instances of this machine hold, by the client that sent them.
-
-    Args:
-        clock: Monotonic, in seconds.
-    """
+    """The prefixes that instances of this machine hold, by the client that sent them."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

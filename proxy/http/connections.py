@@ -78,8 +78,7 @@ class Connections(Generic[T]):
     def add(self, connection: T) -> T | None:
         """Add a connection; return the one to close for it, if any.
 
-        Raises:
-            Unavailable: Every connection has a request in flight.
+        Raises Unavailable: every connection has a request in flight.
         """
         outgoing = self._outgoing() if len(self) >= self.limit else None
         if outgoing is not None:
@@ -425,8 +424,7 @@ class Connection(web.RequestHandler):
     ) -> web.StreamResponse:
         """Answer malformed requests and unhandled errors in JSON.
 
-        Raises:
-            ConnectionError: Part of a response was sent.
+        Raises ConnectionError: part of a response was sent.
         """
         if isinstance(exc, http_exceptions.HttpProcessingError):
             response = error_response(_PATH, parse_failure(exc))

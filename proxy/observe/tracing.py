@@ -30,8 +30,7 @@ def endpoint_of(settings: TracingSettings, environ: Mapping[str, str] = os.envir
 def check_tracing(settings: TracingSettings) -> None:
     """Check that OpenTelemetry is installed if the settings name a collector.
 
-    Raises:
-        ConfigError: It is not installed.
+    Raises ConfigError: it is not installed.
     """
     if settings.endpoint and endpoint_of(settings) and not _is_installed():
         raise ConfigError(

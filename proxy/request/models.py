@@ -232,12 +232,9 @@ class ModelLoader(Protocol):
     async def ensure_ready(self, model: str, on_load: OnLoad = do_nothing_on_load) -> None:
         """Wait until an instance of the model is admitted; the caller sets the deadline.
 
-        Args:
-            model: Its id.
-            on_load: Called when its load begins, after any wait for memory.
+        `on_load` is called when its load begins, after any wait for memory.
 
-        Raises:
-            ProxyError: No instance will be: Unavailable, UnknownModel or UpstreamFailed.
+        Raises ProxyError: no instance will be: Unavailable, UnknownModel or UpstreamFailed.
         """
 
 
@@ -267,8 +264,7 @@ class EngineReader(Protocol):
     async def runtime(self) -> Mapping[str, object]:
         """Return the engine's format, name, version and abilities.
 
-        Raises:
-            Unavailable: No engine is running.
+        Raises Unavailable: no engine is running.
         """
 
 
@@ -347,16 +343,11 @@ class OllamaHost(Protocol):
     def pull(self, name: str, /) -> AsyncGenerator[Progress, None]:
         """Download a model; stops if the iteration is cancelled.
 
-        Raises:
-            ProxyError: No such model, no space, or the download failed.
+        Raises ProxyError: no such model, no space, or the download failed.
         """
 
     async def delete(self, model: str, /) -> None:
-        """Remove the files of a model.
-
-        Raises:
-            ProxyError: The files cannot be removed.
-        """
+        """Remove the files of a model. Raises ProxyError: the files cannot be removed."""
 
 
 class ModelControl(Protocol):
@@ -381,8 +372,7 @@ class ModelControl(Protocol):
     def unload(self, model: str, /) -> None:
         """Begin to unload a model: its requests finish first, and the next request loads it again.
 
-        Raises:
-            UnknownModel: It is no longer configured.
+        Raises UnknownModel: it is no longer configured.
         """
 
     def changes(self) -> AbstractContextManager[asyncio.Event]:

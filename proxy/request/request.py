@@ -391,8 +391,7 @@ def keep_alive_s(members: Mapping[str, Any]) -> float | None:
     0 unloads the model after the answer; a negative value keeps it loaded for ever (infinity).
     Source: Ollama, api/types.go (Duration); its clients also send numbers as strings.
 
-    Raises:
-        BadRequest: The value is neither a number nor a duration.
+    Raises BadRequest: the value is neither a number nor a duration.
     """
     match members.get(KEEP_ALIVE):
         case None:

@@ -59,8 +59,7 @@ def check_fixed(members: Mapping[str, Any], model: str) -> None:
     Its engine finds prompts in main memory and in slot files by tokens alone, regardless of scales;
     so other requests would be answered from caches with the wrong scales.
 
-    Raises:
-        BadRequest: The request gives scales.
+    Raises BadRequest: the request gives scales.
     """
     if members.get(MEMBER):
         raise BadRequest(

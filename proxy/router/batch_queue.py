@@ -29,7 +29,6 @@ def form(config: BatchConfig, waiting: int, waited_ms: float) -> tuple[int, bool
     """Decide whether gathering requests begin now.
 
     Args:
-        config: The limits.
         waiting: The number of gathering requests, at least 1.
         waited_ms: How long the oldest of them has waited.
 
@@ -116,8 +115,7 @@ class BatchQueue:
     async def gather(self, model: str, client: str) -> None:
         """Wait until a request's batch is formed.
 
-        Raises:
-            QueueFull: Too many requests of the client wait already.
+        Raises QueueFull: too many requests of the client wait already.
         """
         with self.join(model, client, 1) as (turn,):
             await turn.formed.wait()
@@ -127,8 +125,7 @@ class BatchQueue:
     def join(self, model: str, client: str, count: int) -> Iterator[Sequence[Turn]]:
         """Join with `count` requests; those that have not begun leave at the end of the block.
 
-        Raises:
-            QueueFull: Too many requests of the client wait already.
+        Raises QueueFull: too many requests of the client wait already.
         """
         batches = self._batches(model)
         turns = batches.join(client, count)

@@ -173,8 +173,7 @@ class Estimator:
 
         A request that finds a free slot is estimated after its answer, from the work before it.
 
-        Raises:
-            WaitTooLong: The estimate exceeds the client's limit.
+        Raises WaitTooLong: the estimate exceeds the client's limit.
         """
         now_s = self._clock()
         basis: Estimate | EarlierWork | None = None

@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import InitVar, dataclass, field
-from enum import Enum
 from typing import Any, Final, Generic, Literal, ParamSpec
 
 from aiorwlock import RWLock
@@ -126,13 +125,10 @@ class ResponseProgress:
         return max(0, self.prompt_total - max(self.prompt_done, expected_cached))
 
 
-class ProcessExit(Enum):
-    """How the process of an instance ended."""
-
-    CRASHED = "crashed"  # by a signal that was not ours, and a request may be to blame
-    KILLED = "killed"  # by SIGKILL from outside: no request is to blame
-    STOPPED = "stopped"  # on purpose, as to unload its model
-    FAILED = "failed"  # in another way
+# How the process of an instance ended: crashed by a signal that was not ours, and a request may be
+# to blame; killed by SIGKILL from outside, and no request is to blame; stopped on purpose, as to
+# unload its model; failed in another way.
+ProcessExit = Literal["crashed", "killed", "stopped", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -590,10 +586,7 @@ class SlotUse:
 def slot_use(lease: Lease, slots: int, held: Iterable[int]) -> SlotUse:
     """Return the use of a request that is over.
 
-    Args:
-        lease: The request's lease.
-        slots: The number of slots that it held.
-        held: Tokens in each idle slot of the engine, if the request was cut off.
+    It held `slots` slots; `held` are the tokens in each idle slot of the engine, if it was cut off.
     """
     tokens, is_exact = Tokens(), True
     if found := lease.reported:
@@ -618,9 +611,7 @@ def slot_use(lease: Lease, slots: int, held: Iterable[int]) -> SlotUse:
 def cut_off_tokens(progress: ResponseProgress, held: Iterable[int]) -> tuple[Tokens, bool]:
     """Return the tokens of a request that was cut off, and whether they are exact.
 
-    Args:
-        progress: The progress of its response.
-        held: Tokens in each idle slot of the engine, its own included if it began.
+    `held` are the tokens in each idle slot of the engine, its own included if it began.
     """
     total, cached, events = progress.prompt_total, progress.cached, progress.decoded
     if not progress.is_reported:

@@ -185,7 +185,6 @@ class ModelMeasures:
         """Learn from a response.
 
         Args:
-            done: The response.
             others: Other requests of the same instance.
             weight: The instance's speed as a multiple of an average instance's.
             batch_tokens: The most tokens in one of its passes.

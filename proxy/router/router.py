@@ -191,7 +191,7 @@ class Router:
         Returns:
             The number of clients' requests that it computed, including those whose clients left.
         """
-        self.cache.note_end(name, has_failed=process_exit is not ProcessExit.STOPPED)
+        self.cache.note_end(name, has_failed=process_exit != "stopped")
         instance = self.registry.get(name)
         leases = {*instance.in_flight, *instance.ending} if instance else set()
         for lease in leases:
@@ -202,7 +202,7 @@ class Router:
             for lease in leases
             if not (lease.request.is_background or lease.is_unsent)
         }
-        if process_exit is ProcessExit.CRASHED:
+        if process_exit == "crashed":
             self._crash_suspects.note_crash(requests.values())
         return len(requests)
 
@@ -358,7 +358,6 @@ class Router:
         that it is idle. A request that needs no slot takes none, and waits in no queue.
 
         Args:
-            request: The request.
             avoid: Names of instances to take only if there is no other.
             load: Loads models; None: a model without an instance is unavailable.
 
@@ -401,9 +400,9 @@ class Router:
     async def _raise_exit(self, error: UpstreamFailed, lease: Lease) -> None:
         """Raise the error for the client if the end of a process caused the given one."""
         name, process_exit = lease.upstream.name, await lease.wait_exit(error)
-        if process_exit is ProcessExit.KILLED:
+        if process_exit == "killed":
             raise UpstreamKilled(name) from error
-        if process_exit is ProcessExit.CRASHED:
+        if process_exit == "crashed":
             if lease.restored:  # the file may have caused the crash
                 self.cache.files.remove([lease.restored.file.name])
             if lease.upstream.is_on_trial:

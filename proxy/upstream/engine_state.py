@@ -50,8 +50,7 @@ async def get_slots(
 
     An engine answers between two batches, so this may take seconds.
 
-    Raises:
-        UpstreamTimeout: It is reachable but busy.
+    Raises UpstreamTimeout: it is reachable but busy.
     """
     try:
         page = await fetch(upstream, get_request("/slots"), settings, timeout_s, _MAX_BYTES)

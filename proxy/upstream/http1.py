@@ -45,8 +45,7 @@ class Splitter:
     def feed(self, chunk: bytes) -> list[bytes]:
         """Add the next bytes; return the events that they complete.
 
-        Raises:
-            InvalidEvent: An event is longer than the limit.
+        Raises InvalidEvent: an event is longer than the limit.
         """
         seen = max(0, len(self._rest) - _OVERLAP_BYTES)
         stream = self._rest + chunk
@@ -88,8 +87,7 @@ def data_of(event: bytes) -> bytes:
 def members_of(event: bytes) -> Mapping[str, Any] | None:
     """Return the JSON object in an event; None if it has other JSON, `[DONE]` or no data.
 
-    Raises:
-        InvalidEvent: Its data is not JSON.
+    Raises InvalidEvent: its data is not JSON.
     """
     if event.startswith(b"data: {"):
         try:  # the engine's format: on one line
@@ -117,8 +115,7 @@ def has_done(events: Iterable[bytes]) -> bool:
 def objects_of(events: Sequence[bytes]) -> list[Mapping[str, Any]]:
     """Return the JSON objects in events, in order; one parser call for events in engines' format.
 
-    Raises:
-        InvalidEvent: The data of an event is not JSON.
+    Raises InvalidEvent: the data of an event is not JSON.
     """
     with_data = [event for event in events if event != _DONE_EVENT]
     texts = [event[6:-2] for event in with_data if event.startswith(b"data: {")]

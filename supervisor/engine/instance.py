@@ -412,21 +412,21 @@ class Instance:
         process_exit = self._process_exit(end, found, is_lost=is_lost)
         reason = found.sentence if is_lost else ""
         computed = self._traffic.note_end(self.name, process_exit, reason=reason)
-        if process_exit is ProcessExit.CRASHED and computed:
+        if process_exit == "crashed" and computed:
             self._apply_exit(number, exit_cause.crash_cause(end.returncode, computed), is_own=False)
         else:
-            is_own = not is_lost and process_exit is not ProcessExit.KILLED
+            is_own = not is_lost and process_exit != "killed"
             self._apply_exit(number, found, is_own=is_own)
 
     def _process_exit(self, end: Exit, found: FailureCause, *, is_lost: bool) -> ProcessExit:
         if found is exit_cause.KILLED_FROM_OUTSIDE:
-            return ProcessExit.KILLED
+            return "killed"
         match self._lifecycle.stop_reason:
             case StopReason.REQUESTED | StopReason.MEASURED:
-                return ProcessExit.STOPPED
+                return "stopped"
             case None if end.is_crash and not is_lost:
-                return ProcessExit.CRASHED
-        return ProcessExit.FAILED
+                return "crashed"
+        return "failed"
 
     def _find_cause(self, end: Exit) -> FailureCause:
         match self._lifecycle.stop_reason:

@@ -45,9 +45,7 @@ def request(**members: Any) -> Any:
     return replace(ask("go"), kind=EndpointKind.CHAT, json=body, slots=slots)
 
 
-async def broken(
-    proxy: ProxyHarness, sent: bytes, process_exit: ProcessExit = ProcessExit.KILLED
-) -> None:
+async def broken(proxy: ProxyHarness, sent: bytes, process_exit: ProcessExit = "killed") -> None:
     """Start an instance, on trial if it crashes, that ends after these bytes."""
 
     async def speak(call: Call) -> None:
@@ -59,7 +57,7 @@ async def broken(
         proxy.router.withdraw("chat.1")
 
     fake = await proxy.fake(speak, "chat.1", is_admitted=False)
-    share = 1.0 if process_exit is ProcessExit.CRASHED else 0.0
+    share = 1.0 if process_exit == "crashed" else 0.0
     proxy.router.admit(replace(fake.upstream(), reports_exit=True, trial_share=share))
 
 
@@ -81,7 +79,7 @@ def texts(stream: bytes) -> tuple[list[dict[str, Any]], str]:
     return found, "".join(delta.get("content") or "" for delta in deltas)
 
 
-@pytest.mark.parametrize("process_exit", [ProcessExit.KILLED, ProcessExit.CRASHED])
+@pytest.mark.parametrize("process_exit", ["killed", "crashed"])
 async def test_the_client_gets_the_rest_in_the_same_stream(
     proxy: ProxyHarness, process_exit: ProcessExit
 ) -> None:

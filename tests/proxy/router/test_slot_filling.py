@@ -17,7 +17,7 @@ from proxy.cache.fingerprint import ConversationFingerprint, SlotFile
 from proxy.cache.save_policy import Transfer
 from proxy.errors import UpstreamCrashed, UpstreamFailed
 from proxy.request.request import ProxyRequest
-from proxy.router.lease import Completion, Lease, ProcessExit
+from proxy.router.lease import Completion, Lease
 from proxy.router.router import Router
 from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.upstream import Timings
@@ -116,7 +116,7 @@ async def answered(
 async def crashed(storage: Storage, request: ProxyRequest) -> None:
     """Have the engine crash while it computes a request."""
     async with storage.router.lease(request):
-        storage.router.note_end("chat.0", ProcessExit.CRASHED)
+        storage.router.note_end("chat.0", "crashed")
         raise UpstreamFailed("it is gone")
 
 
@@ -209,7 +209,7 @@ async def test_a_turn_waits_for_the_file_of_an_instance_that_drains(
     storage.router.withdraw("chat.0")
     await answered(storage, OTHER)
     if is_over:
-        storage.router.note_end("chat.0", ProcessExit.STOPPED)
+        storage.router.note_end("chat.0", "stopped")
     async with asyncio.TaskGroup() as group:
         turn = group.create_task(answered(storage, NEXT))
         for _ in range(20):  # without I/O it waits by then
