@@ -55,12 +55,9 @@ from proxy.upstream.upstream import Upstream
 
 
 class Rewritten(StreamTransform):
-    """Holds a response and rewrites its body.
+    """Holds a response and rewrites its body: `rewrite` gets the status and the body.
 
     Nothing is sent before its end, so another instance can take over.
-
-    Args:
-        rewrite: Returns the new body for the status and the body.
     """
 
     holds_streams = True
@@ -117,8 +114,7 @@ class Remembered:
 class PropsPage:
     """Removes paths from a page and adds the members `added`.
 
-    Attributes:
-        page: The body without the added members if the request succeeded, else None.
+    `page` is the body without the added members if the request succeeded, else None.
     """
 
     def __init__(self, added: Mapping[str, object] = NOTHING) -> None:

@@ -70,11 +70,7 @@ def _call_json(call: ToolCall, index: int) -> dict[str, Any]:
 
 
 class Answer:
-    """Collects one answer.
-
-    Attributes:
-        is_over: Whether llama-server's own completion has ended.
-    """
+    """Collects one answer; `is_over` once llama-server's own completion has ended."""
 
     def __init__(self) -> None:
         self.is_over = False
@@ -177,11 +173,7 @@ _IGNORED_MAX_CHARACTERS: Final = 512
 
 
 class OllamaAnswer(StreamTransform):
-    """Translates an answer for one of Ollama's endpoints; `take` sets the request.
-
-    Attributes:
-        model: The client's name of the model.
-    """
+    """Translates an answer for an endpoint; `take` sets the request and the client's `model`."""
 
     def __init__(self) -> None:
         self.model = ""

@@ -42,10 +42,8 @@ from proxy.upstream.endpoint_kinds import ENDPOINTS, choices_of
 class HeldResponse(Response):
     """The response to one request, held until its end.
 
-    Nothing is sent before the end, so another instance can always take over.
-
-    Attributes:
-        status: 0 before an instance has answered.
+    Nothing is sent before the end, so another instance can always take over. `status` is 0 before
+    an instance has answered.
     """
 
     def __init__(self, record: AccessRecord, path: str, on_lease: Callable[[Lease], None]) -> None:
@@ -128,7 +126,6 @@ class OwnRequests:
             request_id: Id for the log and for the engine.
             requests: Number of requests that it counts as for its key's limits, 0 or 1.
             limit_wait_s: Time that it may wait for these limits.
-            priority: Priority in the queue.
             queue_timeout_s: Time that it may wait for a slot; None for the setting.
             is_from_proxy: Whether another llama-corral asks for it; then no node gets it.
             is_let_in: Whether the queue's limit does not apply, because the caller has a limit.

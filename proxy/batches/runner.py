@@ -258,8 +258,7 @@ _SWEEP_EVERY_S: Final = 3600.0
 class Runner:
     """Runs all batches, if a database exists; `wake` it when there is more to do.
 
-    Attributes:
-        uploading: Ids of files that are being written.
+    `uploading` has the ids of files that are being written.
     """
 
     def __init__(self, places: Places, tools: Tools, settings: ProxySettings) -> None:

@@ -199,11 +199,7 @@ class Gather:
 
 
 class Renumber:
-    """Renumbers the events of several streams for one stream.
-
-    Attributes:
-        is_done: Whether a stream ended with `[DONE]`, which is sent once, after all streams.
-    """
+    """Renumbers the events of several streams for one; `[DONE]` is sent once, after all of them."""
 
     def __init__(self, array: PromptArray) -> None:
         self._array = array

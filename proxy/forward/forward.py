@@ -1,19 +1,10 @@
 """Forwards a request: leases an instance, exchanges request and response, and retries if safe.
 
-A request is retried once, on another instance or on the same one if there is no other, if its
-instance failed before any of the response was sent: it refused the connection, was still loading
-its model, broke off, was stopped or was killed from outside. A request is not retried after its
-engine crashed, as it may have caused the crash; if that engine is on trial, the trial is suspected
-first, and the request is retried. The same holds for an engine's own error.
-
-A failure after the first byte breaks the response. Exception: a plain chat whose engine was killed
-from outside or crashed on trial is continued by another instance (`second_request`). A client that
-leaves closes the upstream connection at once.
-
-A request leaves an instance that sends no first byte and does not answer `/health` as soon as
-another has a free slot. A request that a node refuses goes to others until one accepts it. If the
-model cannot be served, the next of its `fallback` answers. Each prompt of an array is a request of
-its own (`arrays`).
+`proxy/DESIGN.md` says what follows each failure. A retry goes to another instance, or to the same
+one if there is no other. A request is not retried after its engine crashed, as it may have caused
+the crash; if that engine is on trial, the trial is suspected first, and the request is retried. The
+same holds for an engine's own error. `second_request` continues a plain chat. A client that leaves
+closes the upstream connection at once. Each prompt of an array is a request of its own (`arrays`).
 
     error                                        then
     UpstreamConnectFailed, UpstreamShutDown      ONCE: one retry before the first byte

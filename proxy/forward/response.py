@@ -9,9 +9,7 @@ A response that breaks after the first byte cannot be repaired. A stream gets on
 the error, and the connection ends without the end mark of the body; any other body ends in an
 aborted connection. It never ends as if complete, and never with a false `[DONE]`.
 
-What changes a response between instance and client is a `StreamTransform`: the translation to
-another API, the explanation, a capture, the continuation of a broken answer. `Response` passes each
-piece through its transforms, the one nearest to the instance first.
+`Response` passes each piece through its `StreamTransform`s, the one nearest to the instance first.
 """
 
 from __future__ import annotations

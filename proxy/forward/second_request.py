@@ -72,11 +72,7 @@ def _has_format(members: Mapping[str, Any]) -> bool:
 
 
 class CallOnly(StreamTransform):
-    """Holds a response back until a call begins; discards a response without a call.
-
-    Attributes:
-        is_call: Whether the response has a call, so that the client gets it.
-    """
+    """Holds a response back until a call begins (`is_call`); discards one without a call."""
 
     is_delayed = True
 

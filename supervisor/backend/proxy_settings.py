@@ -37,8 +37,7 @@ def prepare_nodes(nodes: Nodes, emit: Emit, loaded: Loaded) -> Callable[[], None
 class Certificate:
     """The files of the proxy's TLS. It cannot be turned on or off while the proxy listens.
 
-    Attributes:
-        context: The context of its connections; None without TLS.
+    `context` is the context of its connections; None without TLS.
     """
 
     def __init__(self, settings: TlsSettings | None, emit: Emit) -> None:
