@@ -1,6 +1,7 @@
 """Ollama's own client, unchanged, against the real engine through all of llama-corral."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
 
@@ -48,9 +49,8 @@ class Colour(BaseModel):
 
 @pytest.fixture
 def client(url: str) -> Iterator[ollama.Client]:
-    client = ollama.Client(url)
-    yield client
-    client._client.close()
+    with closing(ollama.Client(url)) as client:
+        yield client
 
 
 def test_a_chat_is_answered_with_its_figures(client: ollama.Client) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import ollama
@@ -37,7 +38,12 @@ def test_a_model_is_pulled_used_and_deleted_by_ollamas_client(
     corral.serve(until_ready=False)
     until(corral.is_running)
     hub.api_refusals = [Refusal(403, {"x-error-code": "GatedRepo"})]
-    client = ollama.Client(corral.url, timeout=PATIENCE_S)
+    with closing(ollama.Client(corral.url, timeout=PATIENCE_S)) as client:
+        pull_use_and_delete(client)
+    assert list((corral.root / "hf").rglob("*.gguf")) == []
+
+
+def pull_use_and_delete(client: ollama.Client) -> None:
     with pytest.raises(ollama.ResponseError, match="gated"):
         list(client.pull(NAME, stream=True))
     steps = list(client.pull(NAME, stream=True))
@@ -54,5 +60,3 @@ def test_a_model_is_pulled_used_and_deleted_by_ollamas_client(
     with pytest.raises(ollama.ResponseError) as gone:
         client.chat(NAME, [message])
     assert gone.value.status_code == 404
-    assert list((corral.root / "hf").rglob("*.gguf")) == []
-    client._client.close()
