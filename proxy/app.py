@@ -25,8 +25,7 @@ from proxy.endpoints.feature import Core, Feature
 from proxy.endpoints.local import LocalEndpoints
 from proxy.endpoints.prometheus import Metrics
 from proxy.endpoints.prompts import EstimateEndpoint, WarmEndpoint
-from proxy.endpoints.requests import Requests, RequestsEndpoint
-from proxy.endpoints.usage import UsageEndpoint, UsageReader
+from proxy.endpoints.requests import Requests, RequestsEndpoint, UsageEndpoint, UsageReader
 from proxy.forward.forward import Forward
 from proxy.forward.inspection import CapturePoint
 from proxy.http.body import Bodies

@@ -1,4 +1,7 @@
-"""`/corral/v1/requests`: requests in flight and past ones; clients see their own, admins all."""
+"""`/corral/v1/requests` and `/corral/v1/usage`: clients see their own, admins all.
+
+Requests are in flight or past. Without API keys, the usage is that of all clients.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,14 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Final
+from datetime import datetime
+from typing import Any, Final, Protocol
 
 from aiohttp import web
 
 from proxy.auth.api_keys import visible_client
 from proxy.endpoints.feature import Core, Feature
-from proxy.errors import BadRequest, NotFound, RequestCancelled
+from proxy.errors import BadRequest, NotFound, RequestCancelled, Unavailable
 from proxy.http.middleware import PATH_ID, Routes, json_response
 from proxy.observe.explanation import explain, own_figures
 from proxy.observe.past import (
@@ -232,3 +236,55 @@ class RequestsEndpoint(Feature):
     def _visible_figures(self, ended: StoredRequest, client: str | None) -> StoredRequest:
         """Return the figures of a past request that `client` may see; None may see all."""
         return ended if client is None or not self._shares_caches else own_figures(ended)
+
+
+_USAGE: Final = "/corral/v1/usage"
+_USAGE_NAMES: Final = frozenset({"by", "since", "key", "model"})
+
+
+class UsageReader(Protocol):
+    async def usage(
+        self,
+        *,
+        by: str | None = None,
+        since: str | None = None,
+        key: str | None = None,
+        model: str | None = None,
+    ) -> Sequence[Mapping[str, Any]]:
+        """Return the sums of usage, one entry per name; `key` is the client's own or an admin's.
+
+        Raises BadRequest: a parameter is invalid; Unavailable: the files cannot be read.
+        """
+
+
+class UsageEndpoint(Feature):
+    """The endpoint; today's recorded usage counts towards the token limits of keys."""
+
+    def __init__(self, core: Core, reader: UsageReader) -> None:
+        self._core = core
+        self._reader = reader
+
+    async def prepare(self) -> None:
+        if not self._core.settings.api_keys_file:
+            return
+        day = f"{datetime.now().astimezone():%Y-%m-%d}"
+        try:
+            found = await self._reader.usage(by="key", since=day)
+        except Unavailable as error:
+            self._core.metrics.emit("usage.record_failed", reason=error.message)
+        else:
+            tokens = {usage["key"]: usage["total_tokens"] for usage in found}
+            self._core.admission.tokens.restore(day, tokens)
+
+    def add_routes(self, routes: Routes) -> None:
+        routes.add(_USAGE, get=self.usage)
+
+    async def usage(self, request: web.BaseRequest) -> web.Response:
+        given = dict(request.query)
+        if unknown := sorted(given.keys() - _USAGE_NAMES):
+            names = ", ".join(sorted(_USAGE_NAMES))
+            raise BadRequest(f"unknown parameter {unknown[0]!r}; expected {names}")
+        if (client := visible_client(request)) is not None:
+            given["key"] = client
+        found = await self._reader.usage(**given)
+        return json_response({"usage": list(found)})
