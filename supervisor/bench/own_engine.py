@@ -76,10 +76,8 @@ class PrivateInstance:
 async def private_instance(plan: Plan, directories: Directories) -> AsyncIterator[PrivateInstance]:
     """Start an engine for the block; call it on the main thread.
 
-    Raises:
-        StartFailed: It did not become ready.
-        EngineFailed: It ended within the block, which therefore got EngineUnreachable.
-        AccessDenied: A directory or its log cannot be used.
+    Raises StartFailed, EngineFailed if it ended within the block, which therefore got
+    EngineUnreachable, or AccessDenied if a directory or its log cannot be used.
     """
     failure: Exception | None = None
     with private_runtime(directories) as runtime:

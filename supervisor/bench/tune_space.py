@@ -290,9 +290,7 @@ def write(model: str, directory: Path, text: str) -> tuple[Path, Path | None]:
 def undo(model: str, directory: Path) -> tuple[Path, Path | None]:
     """Put back what the newest profile replaced, or remove it; return its path and the backup.
 
-    Raises:
-        SettingsInvalid: There is none, or it was not written by `corral tune`.
-        AccessDenied: Nothing was changed.
+    Raises SettingsInvalid if `corral tune` wrote none, or AccessDenied if nothing was changed.
     """
     path = path_of(model, directory)
     backups = _backups(path)

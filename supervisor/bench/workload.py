@@ -151,10 +151,7 @@ def plan_replay(
 ) -> list[ReplayedRequest]:
     """Return the requests of a replay in the order in which they began; at least one.
 
-    Args:
-        context: Limit of one request, in tokens.
-        prompts: Limit of all computed prompts, in tokens.
-        answers: Limit of all answers, in tokens.
+    Limits, in tokens: `context` of one request, `prompts` of all computed prompts, `answers`.
     """
     chosen: list[ReplayedRequest] = []
     for number, conversation in enumerate(_latest_first(recorded)):

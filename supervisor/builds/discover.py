@@ -265,11 +265,9 @@ FoundEngine = tuple[Candidate, Engine | EngineBroken | EngineMissing]
 def load(
     setting: EngineSetting | None, *, cache_dir: Path, places: SearchPaths | None = None
 ) -> Engine:
-    """Load the engine to use: the first candidate.
+    """Load the engine to use, the first candidate; raises EngineMissing if there is none.
 
-    Raises:
-        EngineMissing: There is no candidate, or the setting's file is missing.
-        EngineBroken: The first candidate does not run, or differs from its pin.
+    Raises EngineBroken if it does not run, or differs from its pin.
     """
     places = places or default_search_paths()
     first = next(find(setting, places), None)
@@ -350,11 +348,9 @@ def _load(candidate: Candidate, cache_dir: Path, places: SearchPaths) -> Engine:
 
 
 def _pin(path: Path, source: Source, vendor: Path, cache_dir: Path) -> EnginePin | None:
-    """Return the pin with the hash of a binary, or None.
+    """Return the pin with the hash of a binary, or None; raises EngineMissing if there is no file.
 
-    Raises:
-        EngineMissing: There is no such file.
-        EngineBroken: The file is unreadable, or should be pinned and is not.
+    Raises EngineBroken if the file is unreadable, or should be pinned and is not.
     """
     try:
         stat_regular(path)

@@ -60,10 +60,7 @@ class Entry:
 
 
 def safe_path(name: str) -> PurePosixPath | None:
-    """Return the path of an entry; None for the archive's directory itself.
-
-    Raises ArchiveRefused: the path leads out of the directory, or no file can have this name.
-    """
+    """Return an entry's path, None for the archive's directory; raises ArchiveRefused if unsafe."""
     path = PurePosixPath(name)
     is_outside = path.is_absolute() or ".." in path.parts
     is_odd = "\\" in name or not name.isprintable() or len(path.parts) > _DEPTH_MAX
@@ -247,10 +244,7 @@ Progress = Callable[[str, int, int], None]
 
 
 def unpack(archive: Path, new: Path, progress: Progress) -> None:
-    """Extract an archive, and add the content of its innermost common directory to the files.
-
-    Existing files stay.
-    """
+    """Add an archive's files below its innermost common directory; existing files stay."""
     scratch, whole = new / "archive", unpacked_bytes(archive)
     files = files_of(new)
     try:
@@ -298,15 +292,11 @@ def install(
 ) -> tuple[InstalledBuild, Engine]:
     """Install the files of a release, and return the build and its engine.
 
-    Args:
-        engines_dir: The directory of builds; the caller holds its lock.
-        mirror: A URL with the files below `TAG/`; None to use the release's own URLs.
+    The caller holds the lock of `engines_dir`. `client` follows redirects. `mirror` is a URL with
+    the files below `TAG/`, or None to use the release's own URLs.
 
-    Raises:
-        DownloadFailed: A file cannot be fetched, or its hash is wrong.
-        EngineBroken: The engine does not run on this machine.
-        DiskFull: The build does not fit on the disk.
-        OSError: The directory cannot be written.
+    Raises DownloadFailed if a file cannot be fetched or its hash is wrong, EngineBroken if the
+    engine does not run on this machine, DiskFull, or OSError if the directory cannot be written.
     """
     for prefix in (_NEW, REMOVED):  # left by a command that was killed
         for path in engines_dir.glob(f"{prefix}-*"):

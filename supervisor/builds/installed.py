@@ -159,9 +159,7 @@ def installed_builds(engines_dir: Path) -> tuple[InstalledBuild, ...]:
 def find_build(name: str, engines_dir: Path) -> InstalledBuild:
     """Find a build by its name, which may lack the variant if only one is installed.
 
-    Raises:
-        EngineMissing: No build or several builds have this name.
-        EngineBroken: As `installed_builds`.
+    Raises EngineMissing if none or several have this name, or as `installed_builds`.
     """
     builds = installed_builds(engines_dir)
     exact = [build for build in builds if build.name == name]
@@ -219,9 +217,7 @@ REMOVED: Final = ".removed"
 def lock_builds(engines_dir: Path) -> Iterator[None]:
     """Hold the lock of the directory of builds, which is created if needed.
 
-    Raises:
-        EnginesBusy: Another command holds the lock.
-        AccessDenied, DiskFull: The directory cannot be written.
+    Raises EnginesBusy if another command holds it, or AccessDenied or DiskFull.
     """
     make_ours(engines_dir.parent)
     make_ours(engines_dir)

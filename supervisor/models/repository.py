@@ -91,10 +91,7 @@ def models(repository: Repository) -> tuple[FileGroup, ...]:
 
 
 def choose_named(repository: Repository, wanted: HubReference) -> FileGroup:
-    """Return the file or quantisation that the user named; a file may be of any kind.
-
-    Raises NoSuchModel: there is no such file or quantisation, or there are several.
-    """
+    """Return a named file, of any kind, or quantisation; raises NoSuchModel for none or several."""
     if wanted.file:
         return _by_file(repository, wanted)
     found = models(repository)
@@ -109,10 +106,7 @@ def choose_named(repository: Repository, wanted: HubReference) -> FileGroup:
 
 
 def rank_models(repository: Repository) -> tuple[FileGroup, ...]:
-    """Return the models of a repository, the best first.
-
-    Raises NoSuchModel: it has no model, or several different ones.
-    """
+    """Return a repository's models, best first; raises NoSuchModel for none or different ones."""
     found = [group for group in models(repository) if not _REMOVED.search(group.first.quantisation)]
     if not found:
         raise NoSuchModel(

@@ -122,14 +122,9 @@ class Transfer(RemoteFile):
 def fetch(transfer: Transfer, client: Client, progress: Progress) -> tuple[int, str]:
     """Fetch a file unless it is there; two commands for the same file take turns.
 
-    Returns:
-        The bytes received by this command, and the digest; empty if the file was there.
-
-    Raises:
-        DownloadFailed: The download broke too often, or the file's digest or size is wrong.
-        DiskFull: The disk is full; the partial file stays.
-        AccessDenied: The directory cannot be used.
-        CorralError: The server refuses.
+    Returns the bytes received by this command, and the digest; empty if the file was there. Raises
+    DownloadFailed if the download broke too often or the file's digest or size is wrong, DiskFull
+    (the partial file stays), AccessDenied, or the CorralError of a server that refuses.
     """
 
     def wrong(reason: str) -> DownloadFailed:
@@ -208,12 +203,7 @@ class _Stream(io.RawIOBase):
 
 
 def read(parts: Sequence[RemoteFile], client: Client) -> Gguf:
-    """Read the metadata of a model, given its shards in order.
-
-    Raises:
-        ModelInvalid: A shard is not a valid GGUF.
-        CorralError: As Client.stream and Client.retry.
-    """
+    """Read the metadata of a model's shards, in order; raises ModelInvalid, or as `Client`."""
     headers = [_header(part, client) for part in parts]
     digest = hashlib.sha256("".join(part.url for part in parts).encode()).hexdigest()
     size_bytes = sum(part.size_bytes for part in parts)
