@@ -290,7 +290,7 @@ def write(model: str, directory: Path, text: str) -> tuple[Path, Path | None]:
 def undo(model: str, directory: Path) -> tuple[Path, Path | None]:
     """Put back what the newest profile replaced, or remove it; return its path and the backup.
 
-    Raises SettingsInvalid if `corral tune` wrote none, or AccessDenied if nothing was changed.
+    Raises SettingsInvalid if `corral tune` wrote none, or AccessDenied; nothing is changed then.
     """
     path = path_of(model, directory)
     backups = _backups(path)

@@ -267,7 +267,8 @@ def load(
 ) -> Engine:
     """Load the engine to use, the first candidate; raises EngineMissing if there is none.
 
-    Raises EngineBroken if it does not run, or differs from its pin.
+    It is missing too if the setting's file is. Raises EngineBroken if it does not run, or differs
+    from its pin.
     """
     places = places or default_search_paths()
     first = next(find(setting, places), None)
