@@ -42,7 +42,6 @@ from supervisor.engine.states import (
     InstanceSnapshot,
     Lifecycle,
     State,
-    StopReason,
 )
 from supervisor.engine.warmup import PrefillQueue
 from supervisor.errors import CorralError
@@ -270,7 +269,7 @@ class Instance:
             self._was_healthy = False
         elif now is State.STARTING:
             self._ready_at_s = None
-            is_first = before.state is State.STOPPED or before.stop_reason is StopReason.MEASURED
+            is_first = before.state is State.STOPPED or before.stop_reason == "measured"
             self._restarts += not is_first
         elif now in WITHOUT_PROCESS:
             self._ready_at_s = None
@@ -318,7 +317,7 @@ class Instance:
             self._context,
             limits=self._limits,
             was_healthy=self._was_healthy,
-            is_overdue=self._lifecycle.stop_reason is StopReason.OVERDUE,
+            is_overdue=self._lifecycle.stop_reason == "overdue",
         )
         if event := await persist(f"instance {self._lifecycle.state}", lambda: task(context)):
             self._task = None
@@ -422,7 +421,7 @@ class Instance:
         if found is exit_cause.KILLED_FROM_OUTSIDE:
             return "killed"
         match self._lifecycle.stop_reason:
-            case StopReason.REQUESTED | StopReason.MEASURED:
+            case "requested" | "measured":
                 return "stopped"
             case None if end.is_crash and not is_lost:
                 return "crashed"
@@ -430,9 +429,9 @@ class Instance:
 
     def _find_cause(self, end: Exit) -> FailureCause:
         match self._lifecycle.stop_reason:
-            case StopReason.LOAD_TIMEOUT:
+            case "load_timeout":
                 return exit_cause.load_timeout(self._limits.load_timeout_s)
-            case StopReason.UNRESPONSIVE:
+            case "unresponsive":
                 return exit_cause.unresponsive_cause(round(self._clock() - self._unhealthy_at_s, 1))
             case _:
                 lines = self._run.last_lines(_LINES_TO_JUDGE) if self._run else ()

@@ -48,14 +48,8 @@ class Event(StrEnum):
     DEADLINE = "deadline"
 
 
-class StopReason(StrEnum):
-    REQUESTED = "requested"
-    MEASURED = "measured"
-    OVERDUE = "overdue"  # it computes for a client that disconnected, or has lost a worker
-    LOAD_TIMEOUT = "load_timeout"
-    UNRESPONSIVE = "unresponsive"
-
-
+# `overdue`: it computes for a client that disconnected, or has lost a worker.
+StopReason = Literal["requested", "measured", "overdue", "load_timeout", "unresponsive"]
 ExitOutcome = Literal["not wanted", "restart", "failure", "give up"]
 
 
@@ -150,16 +144,16 @@ AFTER_EXIT: Final[Mapping[ExitOutcome, State]] = MappingProxyType(
 # Rows by which the supervisor itself decides to end a run.
 STOP_REASONS: Final[Mapping[tuple[State, Event], StopReason]] = MappingProxyType(
     {
-        (State.STARTING, Event.DEADLINE): StopReason.LOAD_TIMEOUT,
-        (State.WARMING, Event.MEASURED): StopReason.MEASURED,
-        (State.READY, Event.OVERDUE): StopReason.OVERDUE,
-        (State.UNHEALTHY, Event.OVERDUE): StopReason.OVERDUE,
-        (State.UNHEALTHY, Event.DEADLINE): StopReason.UNRESPONSIVE,
+        (State.STARTING, Event.DEADLINE): "load_timeout",
+        (State.WARMING, Event.MEASURED): "measured",
+        (State.READY, Event.OVERDUE): "overdue",
+        (State.UNHEALTHY, Event.OVERDUE): "overdue",
+        (State.UNHEALTHY, Event.DEADLINE): "unresponsive",
     }
 )
 
 # Reasons to stop that do not count against the restart policy: the next run follows at once.
-NOT_FAILURES: Final = frozenset({StopReason.REQUESTED, StopReason.MEASURED, StopReason.OVERDUE})
+NOT_FAILURES: Final = frozenset({"requested", "measured", "overdue"})
 
 # Rows that apply only while the instance is not wanted: START cancels a drain that STOP began, but
 # not one that RESTART began.
@@ -222,7 +216,7 @@ def step(
     # These apply even in a state that has no row for the command.
     commanded = replace(lifecycle, wanted=WANTED.get(event, lifecycle.wanted))
     if event in STOP_COMMANDS and lifecycle.state not in WITHOUT_PROCESS:
-        commanded = replace(commanded, stop_reason=StopReason.REQUESTED)
+        commanded = replace(commanded, stop_reason="requested")
     return _transition(commanded, event, was_wanted=lifecycle.wanted)
 
 

@@ -203,7 +203,7 @@ def test_one_that_did_not_answer_clients_is_probed_at_once(
 ) -> None:
     settings = HealthSettings(liveness_interval_s=4, idle_probe_s=probe_s)
     health = update(settings, start(HealthSample(0, 0, 0)), HealthSample(1, 0, 0, is_silent=True))
-    assert next_action(settings, health) is need
+    assert next_action(settings, health) == need
 
 
 def test_a_probe_can_be_turned_off() -> None:
