@@ -45,13 +45,7 @@ from proxy.http.body import Share
 from proxy.http.middleware import ACCESS_RECORD, PATH_ID, Routes, json_response
 from proxy.observe.record import CLIENT_GONE, InFlightRequest, OpenRequest
 from proxy.request.engine_members import engine_members
-from proxy.request.models import (
-    ModelInfo,
-    ModelNames,
-    PromptWarmer,
-    client_models,
-    client_names,
-)
+from proxy.request.models import ModelInfo, ModelNames, PromptWarmer, client_models, client_names
 from proxy.request.request import (
     ProxyRequest,
     Translation,
@@ -73,11 +67,7 @@ _CHAT: Final = Translation("/v1/chat/completions", EndpointKind.CHAT, lambda mem
 
 class ForwardedEndpoints(Feature):
     def __init__(
-        self,
-        core: Core,
-        forward: Forward,
-        batches: BatchCompletions,
-        warmer: PromptWarmer | None,
+        self, core: Core, forward: Forward, batches: BatchCompletions, warmer: PromptWarmer | None
     ) -> None:
         self._core = core
         self._loader = core.loader
@@ -325,11 +315,7 @@ class ResponsesEndpoint(Feature):
         return json_response({"id": stored.id, "object": "response", "deleted": True})
 
     async def _serve(
-        self,
-        request: web.BaseRequest,
-        answer: ClientResponse,
-        share: Share,
-        names: ModelNames,
+        self, request: web.BaseRequest, answer: ClientResponse, share: Share, names: ModelNames
     ) -> None:
         self._store.trim()
         turn = StoredTurn(self._store, _owner(request), share.settings.max_body_bytes)

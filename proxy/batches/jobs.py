@@ -31,12 +31,7 @@ from proxy.http.middleware import PATH_ID, Routes, json_response
 from proxy.request.request import client_of
 from proxy.settings import JobSettings
 
-ENDPOINTS: Final = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/embeddings",
-    "/v1/responses",
-)
+ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 _METADATA_MAX: Final = 16
 _METADATA_NAME_MAX: Final = 64
 _METADATA_VALUE_MAX: Final = 512

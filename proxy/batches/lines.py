@@ -162,11 +162,7 @@ _EXPIRED: Final = {
 
 
 def answer_result(number: int, custom_id: str, request_id: str, answer: OwnAnswer) -> LineResult:
-    response = {
-        "status_code": answer.status,
-        "request_id": request_id,
-        "body": _body(answer.body),
-    }
+    response = {"status_code": answer.status, "request_id": request_id, "body": _body(answer.body)}
     outcome: Outcome = "completed" if answer.status < HTTPStatus.BAD_REQUEST else "failed"
     return LineResult(number, outcome, _line(custom_id, response, None))
 

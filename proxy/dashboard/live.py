@@ -154,11 +154,7 @@ class LiveState:
     def snapshot(self) -> tuple[State, dict[str, Any]]:
         """Return the state, and the first message of a listener."""
         state = self.state()
-        first = {
-            "now_s": round(self.now_s, 3),
-            "state": state,
-            "history": self._rates.history(),
-        }
+        first = {"now_s": round(self.now_s, 3), "state": state, "history": self._rates.history()}
         return state, first
 
     def state(self) -> State:

@@ -101,11 +101,7 @@ def model_json(model_info: ModelInfo) -> dict[str, object]:
         "aliases": list(model_info.aliases),
         "context_length": model_info.context_length,
         "variant_of": model_info.variant_of,
-        "meta": {
-            **model_info.meta,
-            "n_ctx": model_info.context_length,
-            "slots": model_info.slots,
-        },
+        "meta": {**model_info.meta, "n_ctx": model_info.context_length, "slots": model_info.slots},
         "status": {
             # Open WebUI and Jan know three states.
             "value": "unloaded" if has_failed else model_info.state,

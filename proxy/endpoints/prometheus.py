@@ -149,10 +149,7 @@ class Metrics:
     """Counts events and renders `/metrics`."""
 
     def __init__(
-        self,
-        settings: ProxySettings,
-        emit: Emit,
-        clock: Callable[[], float] = time.monotonic,
+        self, settings: ProxySettings, emit: Emit, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._emit = emit
         self._clock = clock

@@ -142,10 +142,7 @@ def _tools(members: Mapping[str, Any]) -> dict[str, Any]:
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     named = {"name": tool.get("name", ""), "description": tool.get("description", "")}
-    return {
-        "type": "function",
-        "function": {**named, "parameters": tool.get("input_schema", {})},
-    }
+    return {"type": "function", "function": {**named, "parameters": tool.get("input_schema", {})}}
 
 
 Event = dict[str, Any]

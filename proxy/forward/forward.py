@@ -38,12 +38,7 @@ from proxy.forward.relay import (
     plain_plan,
     plan_request,
 )
-from proxy.forward.response import (
-    Discarded,
-    Response,
-    StreamTransform,
-    can_write_past_aiohttp,
-)
+from proxy.forward.response import Discarded, Response, StreamTransform, can_write_past_aiohttp
 from proxy.forward.second_request import (
     AnswerDiffers,
     CallOnly,

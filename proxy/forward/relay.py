@@ -90,14 +90,7 @@ _STREAMED: Final = _ASSEMBLED | {EndpointKind.INFILL}
 _WITH_PROGRESS: Final = _STREAMED - {EndpointKind.MESSAGES}
 _REWRITTEN_MAX_BYTES: Final = 1024**2
 _UNEQUAL: Final = frozenset(
-    (
-        "logprobs",
-        "n_probs",
-        "verbose",
-        "response_fields",
-        "return_tokens",
-        "continue_final_message",
-    )
+    ("logprobs", "n_probs", "verbose", "response_fields", "return_tokens", "continue_final_message")
 )
 
 

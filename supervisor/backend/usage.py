@@ -184,12 +184,7 @@ class UsageRecorder(Part):
     task = "usage"
 
     def __init__(
-        self,
-        records: Records,
-        engines: UsageEngines,
-        *,
-        is_on: Callable[[], bool],
-        has_keys: bool,
+        self, records: Records, engines: UsageEngines, *, is_on: Callable[[], bool], has_keys: bool
     ) -> None:
         self._records = records
         self._is_on = is_on

@@ -133,8 +133,7 @@ def _parameters(operation: str) -> type[BaseModel]:
 
 
 async def _send_lines(
-    request: web.Request,
-    capture: AbstractAsyncContextManager[AsyncGenerator[bytes, None]],
+    request: web.Request, capture: AbstractAsyncContextManager[AsyncGenerator[bytes, None]]
 ) -> web.StreamResponse:
     async with capture as lines:
         response = await _start_stream(request)
