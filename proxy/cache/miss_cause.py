@@ -125,11 +125,7 @@ _LOST_WITH: Final[Mapping[CachePlace, Cause]] = MappingProxyType(
     }
 )
 _LIMITED_BY: Final[Mapping[CacheKind, Cause]] = MappingProxyType(
-    {
-        "any": Cause.NOT_FOUND,
-        "window": Cause.SLIDING_WINDOW,
-        "recurrent": Cause.RECURRENT_STATE,
-    }
+    {"any": Cause.NOT_FOUND, "window": Cause.SLIDING_WINDOW, "recurrent": Cause.RECURRENT_STATE}
 )
 
 
@@ -321,12 +317,7 @@ class RecentPrompts:
             return recent, True
         return self._find_same_beginning(client, prompt), False
 
-    def add(
-        self,
-        client: int,
-        conversation: Conversation,
-        recent: RecentPrompt,
-    ) -> None:
+    def add(self, client: int, conversation: Conversation, recent: RecentPrompt) -> None:
         self._remove(conversation)
         self._prompts[conversation] = recent
         self._size += recent.size

@@ -125,12 +125,7 @@ OLLAMA: Final = ApiFormat(
 LLAMA_SERVER: Final = ApiFormat(_openai_own, _llama_engine)
 
 _LLAMA_KINDS: Final = frozenset(
-    {
-        EndpointKind.LLAMA_COMPLETION,
-        EndpointKind.INFILL,
-        EndpointKind.INFO,
-        EndpointKind.PROMPT,
-    }
+    {EndpointKind.LLAMA_COMPLETION, EndpointKind.INFILL, EndpointKind.INFO, EndpointKind.PROMPT}
 )
 _BY_PATH: Final[Mapping[str, ApiFormat]] = {
     **{

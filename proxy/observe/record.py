@@ -248,10 +248,7 @@ class AccessRecord:
         self._first_byte_ms: float | None = None
 
     def set_instance(
-        self,
-        instance: str,
-        expected_cached: int = 0,
-        conversation: int | None = None,
+        self, instance: str, expected_cached: int = 0, conversation: int | None = None
     ) -> None:
         """Note that an instance got the request, with `expected_cached` prompt tokens cached."""
         self.instance = instance

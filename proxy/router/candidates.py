@@ -171,11 +171,7 @@ class Candidates:
             )
 
     def _candidate(
-        self,
-        instance: RoutingTarget,
-        request: ProxyRequest,
-        hint: CacheHint,
-        held: Collection[str],
+        self, instance: RoutingTarget, request: ProxyRequest, hint: CacheHint, held: Collection[str]
     ) -> Candidate:
         upstream, needed = instance.upstream, instance.slots_needed(request)
         weight = self._sets.weight(instance)

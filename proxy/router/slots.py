@@ -505,11 +505,7 @@ class CacheFindings:
 
 
 def _facts(
-    lease: Lease,
-    prompt: Prompt,
-    timings: Timings,
-    held: CachePlace,
-    own: int | None,
+    lease: Lease, prompt: Prompt, timings: Timings, held: CachePlace, own: int | None
 ) -> CacheFacts:
     return CacheFacts(
         Hashes(prompt.outline, prompt.blocks),
