@@ -172,9 +172,7 @@ def plan_replay(
     return _order_requests(sorted(chosen, key=lambda entry: entry.began_s))
 
 
-def _latest_first(
-    recorded: Iterable[RecordedRequest],
-) -> list[list[tuple[float, RecordedRequest]]]:
+def _latest_first(recorded: Iterable[RecordedRequest]) -> list[list[tuple[float, RecordedRequest]]]:
     """Group requests with their starts by conversation, the latest conversation first.
 
     The requests of each run of the daemon follow all of the runs before it.

@@ -284,11 +284,7 @@ _NAMES: Final = ("llama-server", "llama")
 
 
 def install(
-    choice: Choice,
-    engines_dir: Path,
-    client: Client,
-    mirror: str | None,
-    progress: Progress,
+    choice: Choice, engines_dir: Path, client: Client, mirror: str | None, progress: Progress
 ) -> tuple[InstalledBuild, Engine]:
     """Install the files of a release, and return the build and its engine.
 

@@ -26,13 +26,7 @@ import filelock
 from pydantic import AfterValidator, Field
 
 from proxy.common.toml_types import ExpandedPath
-from supervisor.errors import (
-    AccessDenied,
-    DiskFull,
-    EngineBroken,
-    EngineMissing,
-    EnginesBusy,
-)
+from supervisor.errors import AccessDenied, DiskFull, EngineBroken, EngineMissing, EnginesBusy
 from supervisor.system.files import open_regular, write_atomic
 from supervisor.system.paths import directory_problem, make_ours
 

@@ -157,6 +157,5 @@ def _no_variant_error(
     if variant == "cuda" and "vulkan" in names:
         hint = "--variant vulkan computes on NVIDIA devices too"
     return EngineMissing(
-        f"llama.cpp {release.tag} has no {what} for {target}{driver}{has}",
-        hint=hint,
+        f"llama.cpp {release.tag} has no {what} for {target}{driver}{has}", hint=hint
     )

@@ -13,13 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from supervisor.bench import standard_workloads, variants
-from supervisor.bench.figures import (
-    ROUND_FIGURES,
-    BenchMachine,
-    BenchResult,
-    findings,
-    table,
-)
+from supervisor.bench.figures import ROUND_FIGURES, BenchMachine, BenchResult, findings, table
 from supervisor.bench.html_report import shell, write_report
 from supervisor.bench.own_engine import measure_threads
 from supervisor.bench.runner import Bench, RoundLimits

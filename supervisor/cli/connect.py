@@ -42,13 +42,7 @@ from supervisor.clients.journal import (
 from supervisor.clients.programs import CLIENTS
 from supervisor.daemon.control_client import Client
 from supervisor.daemon.control_messages import DaemonStatus, ModelStatus
-from supervisor.errors import (
-    AccessDenied,
-    CorralError,
-    NoSuchModel,
-    NotRunning,
-    SettingsInvalid,
-)
+from supervisor.errors import AccessDenied, CorralError, NoSuchModel, NotRunning, SettingsInvalid
 from supervisor.models.metadata import read
 from supervisor.models.model_meta import makes_vectors
 from supervisor.output import CommandResult, table

@@ -338,10 +338,7 @@ def serve_desktop(
 
 class _DesktopHost:
     def __init__(
-        self,
-        where: Directories,
-        write: Callable[[Line], None],
-        write_log: Callable[[str], None],
+        self, where: Directories, write: Callable[[Line], None], write_log: Callable[[str], None]
     ) -> None:
         self._where = where
         self._client = Client(where.control_socket)

@@ -298,8 +298,7 @@ def _check_unused(model: StoredModel, where: Directories) -> None:
         is_running = any(instance.pid for instance in served.instances)
         if is_running and Path(served.path) in {model.path, *model.files}:
             raise ModelInUse(
-                f"{model.name} is being served as {served.name}",
-                hint=f"corral stop {served.name}",
+                f"{model.name} is being served as {served.name}", hint=f"corral stop {served.name}"
             )
 
 

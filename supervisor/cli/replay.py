@@ -258,10 +258,7 @@ class _Replay:
         return {number: text for number, text in found.items() if text is not None}
 
     async def _play(
-        self,
-        name: str,
-        engine: AbstractAsyncContextManager[Target],
-        expected: Mapping[int, str],
+        self, name: str, engine: AbstractAsyncContextManager[Target], expected: Mapping[int, str]
     ) -> list[Played]:
         count, options = len(self._requests), self._options
         self._meter.show(name, 0.0, "starts")

@@ -370,8 +370,7 @@ def _find_balances(client: Client, word: str | None) -> list[BalanceStatus]:
 
         hint = _HINT.replace("models.NAME", key_text(["models", name]))
         raise SettingsInvalid(
-            f"{name} is not loaded, or has no workers",
-            hint=f"corral load {name} loads it; {hint}",
+            f"{name} is not loaded, or has no workers", hint=f"corral load {name} loads it; {hint}"
         )
     return balances
 

@@ -69,13 +69,7 @@ def flush(data: bytes) -> list[str]:
 
 
 _WAKE: Final = b"\x00"
-_CAUGHT: Final = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGTSTP,
-    signal.SIGWINCH,
-)
+_CAUGHT: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGWINCH)
 
 
 class Signals:

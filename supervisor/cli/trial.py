@@ -164,11 +164,7 @@ def figure_lines(found: TrialStatus, own: str, tried: str) -> list[str]:
     rate, first = found.tokens_per_second, found.first_token_s
     rows = [
         ("tokens/s", *_base_and_trial_text(found, "tokens_per_second", "{:.1f}"), rate.outcome),
-        (
-            "first token",
-            *_base_and_trial_text(found, "first_token_s", "{:.2f} s"),
-            first.outcome,
-        ),
+        ("first token", *_base_and_trial_text(found, "first_token_s", "{:.2f} s"), first.outcome),
         ("memory", size(base.memory_bytes), size(trial.memory_bytes), ""),
         *(
             (name, str(getattr(base, name)), str(getattr(trial, name)), "")

@@ -113,11 +113,7 @@ def machine_facts(where: Directories) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    return {
-        "llama-corral": __version__,
-        "python": sys.version,
-        **dict(sorted(_dependencies())),
-    }
+    return {"llama-corral": __version__, "python": sys.version, **dict(sorted(_dependencies()))}
 
 
 def _dependencies() -> Iterator[tuple[str, str]]:

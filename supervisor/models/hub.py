@@ -152,14 +152,7 @@ def _server_message(headers: Mapping[str, str]) -> str:
     return f": {text}" if text else ""
 
 
-__all__ = [
-    "ModelInfo",
-    "RepoSibling",
-    "cache_root",
-    "default_endpoint",
-    "is_offline",
-    "stream",
-]
+__all__ = ["ModelInfo", "RepoSibling", "cache_root", "default_endpoint", "is_offline", "stream"]
 
 _TIMEOUT: Final = httpx2.Timeout(30.0, connect=10.0)
 _AGENT: Final = "llama-corral"
