@@ -185,10 +185,8 @@ EMPTY: Final = SlotContent()
 class Certainty(IntEnum):
     """How sure the number of a slot is."""
 
-    GUESSED = 0
-    """From the order of use."""
-    SEEN = 1
-    """Known when the slot was last used; another client may have used it since."""
+    GUESSED = 0  # From the order of use.
+    SEEN = 1  # Known when the slot was last used; another client may have used it since.
     CONFIRMED = 2
 
 

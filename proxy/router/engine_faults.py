@@ -150,9 +150,8 @@ class FirstByteMonitor:
         self._changed = changed
         self._group: asyncio.TaskGroup | None = None
         self._waiting: dict[Lease, float] = {}  # with the time of its check, the earliest first
-        self._timer: asyncio.TimerHandle | None = (
-            None  # one for all leases: a timer costs microseconds
-        )
+        # One for all leases: a timer costs microseconds.
+        self._timer: asyncio.TimerHandle | None = None
         self._queried: set[RoutingTarget] = set()
 
     async def serve(self) -> None:

@@ -13,6 +13,7 @@ Source: sqlite.org/wal.html, section 8 on WAL without shared memory; sqlite.org/
 from __future__ import annotations
 
 import sqlite3
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
@@ -87,7 +88,7 @@ class RecordStore:
 
     def __init__(self, data: Path) -> None:
         self.path = data / "history" / "requests.db"
-        self.problems: list[tuple[str, dict[str, str]]] = []
+        self.problems: deque[tuple[str, dict[str, str]]] = deque()
         self._data = data
         self._connection: sqlite3.Connection | None = None
 

@@ -30,9 +30,7 @@ from supervisor.records.usage import Account, Query, Usage
 
 # Between two writes, so that many requests share one.
 _PAUSE_S: Final = 0.01
-# What the thread holds while it cannot write: above it, the oldest rows are dropped, and further
-# accounts are added to that of others.
-_ROWS_MAX: Final = 16_384
+# What the thread holds while it cannot write: further accounts are added to that of others.
 _ACCOUNTS_MAX: Final = 4096
 _DAY_S: Final = 86_400
 # Sizes and usage are pruned at the first write, and then at each of so many.
@@ -52,7 +50,8 @@ class Records(Part):
         history_limits: Returns the bytes and days of the history, or None while it is off.
         is_recorded: Whether the sizes of a model's requests are recorded.
         retry_s: Pause after a failed write.
-        queue_max: What may wait for the thread; what arrives above it is dropped.
+        queue_max: What may wait for the thread; what arrives above it is dropped. As many rows may
+            wait in the thread for the disk; above it, the oldest are dropped.
     """
 
     task = "records"
@@ -77,10 +76,12 @@ class Records(Part):
         self._thread = worker_threads(1, "records")
         self._queue: deque[Callable[[], None]] = deque()  # each adds to `_rows` or `_usage`
         self._arrived = asyncio.Event()
-        self._dropped = 0
+        self._dropped = 0  # of the queue
+        self._reported_dropped = 0
         self._warned: set[str] = set()
-        # Only the thread changes these: what is not written yet.
+        # Only the thread uses these: what is not written yet, and how many rows it has dropped.
         self._rows: deque[tuple[str, Row]] = deque()
+        self._rows_dropped = 0
         self._usage: dict[Account, Usage] = {}
         self._writes = 0
 
@@ -150,45 +151,49 @@ class Records(Part):
 
     async def _flush(self) -> bool:
         """Write what waits; return whether that succeeded."""
-        try:
-            await self._in_thread(self._write)
-        except RecordsFailedError as error:
-            self._report(str(error))
-            return False
-        self._report(None)
-        return True
+        failure, affected, rows_dropped = await self._in_thread(self._try_to_write)
+        self._report(failure, affected, self._dropped + rows_dropped)
+        return failure is None
 
-    def _report(self, failure: str | None) -> None:
+    def _report(self, failure: str | None, affected: set[str], dropped: int) -> None:
         """Warn of the first failure in a row for each kind of record; then, of what it cost."""
         self._report_problems()
-        if failure:
-            affected = {_WARNINGS[table] for table, _ in self._rows}
-            if self._usage or not affected:
-                affected.add(_USAGE_WARNING)
+        if failure is not None:
             for name in sorted(affected - self._warned):
                 self._emit(name, reason=failure)
             self._warned |= affected
             return
         self._warned = set()
-        dropped, self._dropped = self._dropped, 0
-        if dropped:
-            reason = f"{dropped} records were dropped: too many waited"
+        newly_dropped, self._reported_dropped = dropped - self._reported_dropped, dropped
+        if newly_dropped > 0:
+            reason = f"{newly_dropped} records were dropped: too many waited"
             self._emit(_WARNINGS["requests"], reason=reason)
 
     def _report_problems(self) -> None:
-        problems, self._store.problems = self._store.problems, []
-        for name, fields in problems:
+        while self._store.problems:
+            name, fields = self._store.problems.popleft()
             self._emit(name, **fields)
 
     # In the thread.
+
+    def _try_to_write(self) -> tuple[str | None, set[str], int]:
+        """Write what waits; return why that failed, the warnings of what waits, and lost rows."""
+        try:
+            self._write()
+        except RecordsFailedError as error:
+            affected = {_WARNINGS[table] for table, _ in self._rows}
+            if self._usage or not affected:
+                affected.add(_USAGE_WARNING)
+            return str(error), affected, self._rows_dropped
+        return None, set(), self._rows_dropped
 
     def _write(self) -> None:
         """Write all that was queued or could not be written; raises RecordsFailedError."""
         while self._queue:
             self._queue.popleft()()
-        while len(self._rows) > _ROWS_MAX:
+        while len(self._rows) > self._queue_max:
             self._rows.popleft()
-            self._dropped += 1
+            self._rows_dropped += 1
         if self._rows or self._usage or self._store.has_older:
             self._store.run(self._insert)
             self._rows.clear()

@@ -325,8 +325,8 @@ def download(
 ) -> Path:
     """Download a file with a SHA-256 into a directory, unless it is there with the right one.
 
-    `source` is the origin of the SHA-256, for messages. Raises
-    DownloadFailed, and OSError if the directory cannot be written.
+    `source` is the origin of the SHA-256, for messages. Raises DownloadFailed, and OSError if the
+    directory cannot be written.
     """
     target = directory / file.name
 

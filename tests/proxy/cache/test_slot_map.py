@@ -466,6 +466,12 @@ def slot(
             id="an older slot of equal content: the later one is lost",
         ),
         pytest.param(
+            [slot(0, "a", 1, tokens=30), slot(1, "b", 3)],
+            [seen(0, 9, 29), seen(1, 6, 10)],
+            [(0, CONFIRMED, "a"), (1, GUESSED, None)],
+            id="the later one is lost, whatever content an earlier task has",
+        ),
+        pytest.param(
             [slot(0, "a", 2, tokens=30), slot(1, "b", 2), slot(2, None, 2)],
             [seen(0, 9, 9), seen(1, 7, 3), seen(2, 8, 30)],
             [(2, CONFIRMED, "a"), (0, CONFIRMED, "b"), (1, CONFIRMED, None)],

@@ -16,7 +16,7 @@ from proxy.settings import ProxySettings
 
 
 class Name(str):
-    """Tells whether somebody still holds it."""
+    """Its weak references show whether the queue still refers to it."""
 
     __slots__ = ("__weakref__",)
 

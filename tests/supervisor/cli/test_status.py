@@ -8,7 +8,6 @@ from support import top_samples
 from supervisor.cli.status import render
 from supervisor.daemon.control_messages import (
     BatchQueueStatus,
-    DaemonStatus,
     DraftStatus,
     IdleStatus,
     InstanceStatus,
@@ -19,23 +18,7 @@ from supervisor.daemon.control_messages import (
     WeightStatus,
 )
 
-STATUS = DaemonStatus(
-    pid=1,
-    version="0",
-    url="http://127.0.0.1:8080",
-    tls_cert=None,
-    listen="127.0.0.1:8080",
-    keyless=[],
-    up_s=1.0,
-    stopping=False,
-    config=None,
-    models=[],
-    nodes=[],
-    weights=[],
-    capture=None,
-    batches=[],
-    workers=[],
-)
+STATUS = top_samples.STATUS
 
 
 def node(name: str, reason: str | None = None, *models: str) -> NodeStatus:

@@ -9,10 +9,12 @@ import stat
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from support import top_samples
 from support.corral_cli import PATIENCE_S
 from support.slot_files import manifest
 
@@ -99,23 +101,7 @@ class Service:
         return self.current_status()
 
     def current_status(self) -> DaemonStatus:
-        return DaemonStatus(
-            pid=1,
-            version="0",
-            url="http://127.0.0.1:8080",
-            tls_cert=None,
-            listen="127.0.0.1:8080",
-            keyless=[],
-            up_s=1.0,
-            stopping=self.ending,
-            config=None,
-            models=[],
-            nodes=[],
-            weights=[],
-            capture=None,
-            batches=[],
-            workers=[],
-        )
+        return replace(top_samples.STATUS, stopping=self.ending)
 
     async def caches(self) -> CachesStatus:
         return saved_status([manifest("a", model="chat")])

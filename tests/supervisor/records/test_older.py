@@ -117,7 +117,7 @@ def test_a_damaged_month_is_set_aside(tmp_path: Path) -> None:
     store = RecordStore(tmp_path)
     assert requests_by_day(store) == EXPECTED | {"2026-10-31": 8}
     reason = "damaged and set aside: 2026-10.json.damaged"
-    assert store.problems == [("usage.record_failed", {"reason": reason})]
+    assert list(store.problems) == [("usage.record_failed", {"reason": reason})]
     assert [path.name for path in (tmp_path / "usage").iterdir()] == ["2026-10.json.damaged"]
 
 

@@ -359,6 +359,23 @@ async def test_what_exceeds_the_queue_is_dropped_and_counted(kept: Kept) -> None
     assert warning.fields["reason"] == "2 records were dropped: too many waited"
 
 
+async def test_of_rows_that_wait_for_the_disk_the_oldest_are_dropped_and_counted(
+    kept: Kept,
+) -> None:
+    kept.path.parent.mkdir(parents=True, mode=0o700)
+    kept.path.mkdir()  # as little a file as a full disk allows
+    async with kept.running(queue_max=3) as records:
+        for numbers in ("012", "34"):
+            for number in numbers:
+                kept.finish(number)
+            with pytest.raises(HistoryUnavailable):
+                await ids(records)
+        kept.path.rmdir()
+        assert await ids(records) == ["4", "3", "2"]
+    *_, warning = [event for event in kept.emitted if event.name == "history.write_failed"]
+    assert warning.fields["reason"] == "2 records were dropped: too many waited"
+
+
 async def test_a_row_that_sqlite_cannot_store_costs_no_other(kept: Kept) -> None:
     async with kept.running() as records:
         kept.finish("a", model="\ud800")
