@@ -100,9 +100,8 @@ class DaemonParts:
         self._prefix_files = PrefixFiles(self.fleet, self.router, emit)
         self.conversations = ConversationForgetter(self.fleet, self.router)
         self.trials = Trials(self.fleet, self.router.count_in_flight, directories.trials)
-        laid = self._canary_trials
         self.canaries = Canaries(
-            self.fleet, self.reload, self.trials, laid, emit, directories.canaries
+            self.fleet, self.reload, self.trials, self._canary_trials, emit, directories.canaries
         )
         self.records = self._make_records()
         self.usage = self._make_usage()
