@@ -18,12 +18,7 @@ import typer
 from proxy.upstream.endpoint_kinds import ENDPOINTS
 from supervisor.cli.app import app
 from supervisor.daemon.control_client import OPERATIONS, Operation
-from supervisor.engine.exit_patterns import (
-    FAILURE_PATTERNS,
-    SPECIFIC_PATTERNS,
-    WARNING_PATTERNS,
-    LogPattern,
-)
+from supervisor.engine.exit_cause import FailureCause, Table, patterns
 from supervisor.engine.states import (
     AFTER_EXIT,
     NOT_FAILURES,
@@ -121,14 +116,14 @@ def _helps(command: Any, name: str = "corral") -> Iterator[tuple[str, str]]:
 
 def causes() -> str:
     """All causes of a failed start that are recognised."""
-    patterns = (*SPECIFIC_PATTERNS, *FAILURE_PATTERNS, *WARNING_PATTERNS)
-    rows = dict.fromkeys(map(_cause_row, patterns))
+    tables: tuple[Table, ...] = ("specific", "failure", "warning")
+    rows = dict.fromkeys(_cause_row(cause) for table in tables for _, cause in patterns(table))
     return "\n".join(["| code | what is said | what to do |\n| --- | --- | --- |", *rows])
 
 
-def _cause_row(pattern: LogPattern) -> str:
-    said, to_do = (_cell(_GROUP.sub("…", text)) for text in (pattern.sentence, pattern.hint))
-    return f"| `{pattern.code}` | {said} | {to_do} |"
+def _cause_row(cause: FailureCause) -> str:
+    said, to_do = (_cell(_GROUP.sub("…", text)) for text in (cause.sentence, cause.hint))
+    return f"| `{cause.code}` | {said} | {to_do} |"
 
 
 def endpoints() -> str:

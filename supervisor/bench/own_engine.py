@@ -135,7 +135,9 @@ async def _ready(model: str, run: ProcessRun, process: _Process) -> PrivateInsta
         run.stop_parsing()
         return PrivateInstance(run, run.pid, time.monotonic() - spawned_at_s)
     silent_s = round(time.monotonic() - run.alive_at_s, 1)
-    cause = await _cause_of_end(run, process) or exit_cause.unresponsive_cause(silent_s)
+    cause = await _cause_of_end(run, process) or exit_cause.known_cause(
+        "unresponsive", silent_s=silent_s
+    )
     raise _start_error(StartFailed, model, cause, run)
 
 

@@ -367,7 +367,9 @@ class Instance:
         except Exception as error:  # noqa: BLE001 (a task of the daemon outlives any failure)
             FAILURES.note("instance preparation", error)
             return exit_cause.internal(error)
-        return None if self._lifecycle.state is State.STARTING else exit_cause.withdrawal_cause()
+        return (
+            None if self._lifecycle.state is State.STARTING else exit_cause.known_cause("withdrawn")
+        )
 
     def _new_run(self, number: int) -> ProcessRun:
         launch = self._services.launch(number)
@@ -418,7 +420,7 @@ class Instance:
             self._apply_exit(number, found, is_own=is_own)
 
     def _process_exit(self, end: Exit, found: FailureCause, *, is_lost: bool) -> ProcessExit:
-        if found is exit_cause.KILLED_FROM_OUTSIDE:
+        if found == exit_cause.known_cause("killed_from_outside"):
             return "killed"
         match self._lifecycle.stop_reason:
             case "requested" | "measured":
@@ -430,14 +432,16 @@ class Instance:
     def _find_cause(self, end: Exit) -> FailureCause:
         match self._lifecycle.stop_reason:
             case "load_timeout":
-                return exit_cause.load_timeout(self._limits.load_timeout_s)
+                silent_s = self._limits.load_timeout_s
+                return exit_cause.known_cause("load_stalled", silent_s=silent_s)
             case "unresponsive":
-                return exit_cause.unresponsive_cause(round(self._clock() - self._unhealthy_at_s, 1))
+                silent_s = round(self._clock() - self._unhealthy_at_s, 1)
+                return exit_cause.known_cause("unresponsive", silent_s=silent_s)
             case _:
                 lines = self._run.last_lines(_LINES_TO_JUDGE) if self._run else ()
                 is_ours = self._lifecycle.state in {State.STOPPING, State.KILLING}
                 if end.is_kill and not is_ours and not exit_cause.has_aborted(lines):
-                    return exit_cause.KILLED_FROM_OUTSIDE
+                    return exit_cause.known_cause("killed_from_outside")
                 return exit_cause.diagnose(end.returncode, lines)
 
     def _apply_exit(self, number: int, cause: FailureCause, *, is_own: bool) -> None:

@@ -25,8 +25,7 @@ from supervisor.engine import exit_cause
 from supervisor.engine.backoff import RestartTracker
 from supervisor.engine.child import Exit
 from supervisor.engine.client import Endpoint
-from supervisor.engine.exit_cause import FailureCause, signal_name
-from supervisor.engine.exit_patterns import LogPattern
+from supervisor.engine.exit_cause import FailureCause, find_causes, known_cause, signal_name
 from supervisor.engine.launch import Launch, ProcessTag, clean_environment
 from supervisor.engine.run import ProcessRun, run_to_exit
 from supervisor.errors import CorralError, EngineBroken, EngineMissing
@@ -35,63 +34,13 @@ from supervisor.rpc.address import WorkerAddress, check_port
 from supervisor.settings.tables import RestartPolicy
 from supervisor.system.paths import Directories, make_ours, make_private
 
-_OTHER_PORT: Final = (
-    "name another port, or 0 for any; `ip address` lists the addresses of this machine"
-)
-# Source: tools/rpc/rpc-server.cpp and ggml-rpc.cpp, build 10434. The exit code is no help: a worker
-# that cannot listen ends with 0.
-_PATTERNS: Final = (
-    LogPattern(
-        "device_unknown",
-        r"error: unknown device: (?P<device>.+)",
-        "there is no device {device} here",
-        "`corral engine list` shows the devices; its own log lists them too",
-    ),
-    LogPattern(
-        "port_in_use",
-        r"Failed to create server socket",
-        "it cannot listen: the port is taken, or the address is not this machine's",
-        _OTHER_PORT,
-        permanent=False,
-    ),
-    LogPattern(
-        "device_missing",
-        r"^No devices found",
-        "it found no device to compute on",
-        "use an engine with a CPU library (`corral engine list`)",
-    ),
-)
-
 
 def exit_reason(end: Exit, lines: Sequence[str]) -> FailureCause:
     """Find the cause in the last lines of output, oldest first."""
-    for line in lines:
-        for pattern in _PATTERNS:
-            if texts := pattern.read(line):
-                return FailureCause(pattern.code, *texts, pattern.permanent)
-    if end.signal is None:
-        sentence = f"it ended with code {end.code}"
-    else:
-        sentence = f"it was ended by {signal_name(end.signal)}"
-    return FailureCause("exited", sentence, "look at its log", permanent=False)
-
-
-def not_listening(address: WorkerAddress, error: OSError) -> FailureCause:
-    return FailureCause(
-        "port_in_use",
-        f"it cannot listen on {address}: {(error.strerror or str(error)).lower()}",
-        _OTHER_PORT,
-        permanent=False,
-    )
-
-
-def never_listened_cause(limit_s: float) -> FailureCause:
-    return FailureCause(
-        "unresponsive",
-        f"it did not answer within {limit_s:g} s",
-        "look at its log; a GPU driver may be stuck",
-        permanent=False,
-    )
+    how = f"ended with code {end.code}"
+    if end.signal is not None:
+        how = f"was ended by {signal_name(end.signal)}"
+    return next(find_causes("worker", lines), None) or known_cause("worker_exited", how=how)
 
 
 # The present name first. Source: llama.cpp, tools/rpc/CMakeLists.txt, and its history.
@@ -309,7 +258,8 @@ class Worker:
             check_port(self.address)
             launch = await asyncio.to_thread(self._make_launch)
         except OSError as error:
-            return None, not_listening(self.address, error)
+            reason = (error.strerror or str(error)).lower()
+            return None, known_cause("worker_not_listening", address=self.address, reason=reason)
         except CorralError as error:
             return None, exit_cause.not_launchable(error)
         run = ProcessRun(self._runs, launch, clock=time.monotonic, on_progress=lambda _: None)
@@ -329,7 +279,7 @@ class Worker:
             await asyncio.wait({process})
             ready.cancel()
         if is_silent:
-            return None, never_listened_cause(_START_LIMIT_S)
+            return None, known_cause("worker_silent", limit_s=_START_LIMIT_S)
         end = process.result()
         if isinstance(end, FailureCause):
             return None, end

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from proxy.upstream.endpoint_kinds import ENDPOINTS
-from supervisor.engine.exit_patterns import FAILURE_PATTERNS
+from supervisor.engine.exit_cause import patterns
 from supervisor.events import EVENTS
 from supervisor.settings.reference import settings_reference
 
@@ -27,7 +27,7 @@ GENERATED = runpy.run_path(str(ROOT / "scripts/docs_site/generated.py"))
             "docs/commands.md",
             ["## corral serve\n", "## corral model get\n", "## corral requests\n"],
         ),
-        ("docs/troubleshooting.md", [f"| `{cause.code}` |" for cause in FAILURE_PATTERNS]),
+        ("docs/troubleshooting.md", [f"| `{cause.code}` |" for _, cause in patterns("failure")]),
         ("docs/http-api.md", [f"| `POST {path}` |" for path in ENDPOINTS["POST"]]),
         ("docs/events.md", [f"| {event} |" for event in EVENTS]),
     ],

@@ -6,6 +6,7 @@ llama.cpp, ggml and the dynamic loader.
 
 import errno
 import json
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +15,12 @@ from typing import Any
 import pytest
 
 from supervisor.engine.exit_cause import (
-    SIGNALS,
+    Table,
     diagnose,
-    load_timeout,
+    known_cause,
     not_launchable,
+    patterns,
     spawn_failed,
-    unresponsive_cause,
     warnings,
 )
 from supervisor.errors import AccessDenied
@@ -178,7 +179,7 @@ def test_only_an_illegal_instruction_is_beyond_retrying() -> None:
     assert not diagnose(-signal.SIGSEGV, []).permanent
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", [4, 7, 8, 9, 11])
 def test_the_cause_of_a_signal_names_it(number: int) -> None:
     assert f"({signal.Signals(number).name}, signal {number})" in diagnose(-number, []).sentence
 
@@ -228,8 +229,8 @@ def test_our_own_errors_before_the_spawn_keep_their_words() -> None:
 
 
 def test_failures_we_find_ourselves_say_how_long_it_was_silent() -> None:
-    assert "300 s" in load_timeout(300).sentence
-    assert "60 s" in unresponsive_cause(60).sentence
+    assert "300 s" in known_cause("load_stalled", silent_s=300.0).sentence
+    assert "60 s" in known_cause("unresponsive", silent_s=60.0).sentence
 
 
 @pytest.mark.parametrize(
@@ -265,3 +266,10 @@ def test_a_good_start_has_no_warnings() -> None:
         for line in RECORDED[case]["b10434"]["last_lines"]
     ]
     assert warnings(lines) == ()
+
+
+@pytest.mark.parametrize("table", ["specific", "failure", "warning", "worker"])
+def test_the_texts_of_a_row_name_only_groups_of_its_pattern(table: Table) -> None:
+    for pattern, cause in patterns(table):
+        groups = dict.fromkeys(re.compile(pattern).groupindex, "x")
+        assert cause.fill(groups).code.isidentifier()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from supervisor.engine.exit_cause import SIGNALS
+from supervisor.engine.exit_cause import known_cause
 from supervisor.events import Event
 from supervisor.service.hook_commands import HookEvent
 from supervisor.service.hooks import HookObserver
 
 AT = datetime(2026, 11, 22, tzinfo=UTC)
-KILLED = SIGNALS[9]
+KILLED = known_cause("SIGKILL")
 
 
 class Told:
