@@ -1,8 +1,9 @@
 """Count the instructions that one request costs the proxy, with valgrind's callgrind.
 
 The fake engine and the client of `overhead`, one connection, some hundred requests after a warm-up.
-Counts differ by less than 1 % between runs, also on a busy machine, where times say nothing. They
-are of the user space alone: what the kernel does for a request is not counted.
+Counts differ by less than 1 % between runs on an idle machine and by a few on a busy one, where
+times say nothing. They are of the user space alone: what the kernel does for a request is not
+counted.
 """
 
 from __future__ import annotations

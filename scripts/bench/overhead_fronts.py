@@ -1,7 +1,8 @@
 """Starts the fronts that are measured, each in front of the same engine.
 
-They are: none (`direct`), this proxy, another commit of it (`before`), nginx, haproxy, LiteLLM and
-smg, which routes by the prefixes of prompts. Each is one worker on one core that forwards streams
+They are: none (`direct`), this proxy, another commit of it (`before`), relays on aiohttp that
+decide nothing (`aiohttp` with its client, `floor` with ours), nginx, haproxy, LiteLLM and smg,
+which routes by the prefixes of prompts. Each is one worker on one core that forwards streams
 without buffering. nginx and haproxy open an upstream connection for each request, as llama-server
 closes them after a stream; `nginx kept`, LiteLLM and smg reuse those of an engine that never closes
 one. What is not installed is left out.
@@ -185,6 +186,19 @@ def _corral(setup: Setup, port: int) -> list[str]:
     return [sys.executable, "-m", module, "--socket", str(setup.socket), "--port", str(port)]
 
 
+def _aiohttp(setup: Setup, port: int) -> list[str]:
+    return _relay(setup, port, "aiohttp")
+
+
+def _floor(setup: Setup, port: int) -> list[str]:
+    return _relay(setup, port, "corral")
+
+
+def _relay(setup: Setup, port: int, client: str) -> list[str]:
+    where = ["--socket", str(setup.socket), "--port", str(port)]
+    return [sys.executable, "-m", "scripts.bench.overhead_floor", *where, "--client", client]
+
+
 def _nginx(setup: Setup, port: int) -> list[str] | None:
     return _nginx_with(setup, port, "nginx", setup.socket, connection="close", keep="")
 
@@ -245,6 +259,8 @@ def _await_answer(front: Front, log: Path) -> None:
 _COMMANDS: Final[Mapping[str, Callable[[Setup, int], list[str] | None]]] = {
     "corral": _corral,
     "before": _before,
+    "aiohttp": _aiohttp,
+    "floor": _floor,
     "nginx": _nginx,
     "nginx kept": _nginx_kept,
     "haproxy": _haproxy,
