@@ -29,8 +29,7 @@ from itertools import count
 from typing import Final
 
 from proxy.cache.fingerprint import SlotFile
-from proxy.cache.host_cache import continues
-from proxy.cache.prompt import BLOCK_TOKENS, Prompt
+from proxy.cache.prompt import BLOCK_TOKENS, Prompt, continues
 from proxy.cache.remote_prefixes import EXPIRES_S
 from proxy.observe.cache_finding import NoFile
 

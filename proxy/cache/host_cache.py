@@ -36,9 +36,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from operator import attrgetter
-from typing import Final, Protocol
+from typing import Final, NamedTuple
 
-from proxy.cache.prompt import BLOCK_TOKENS
+from proxy.cache.holders import Conversation
+from proxy.cache.prompt import BLOCK_TOKENS, continues
 from proxy.upstream.upstream import average
 
 # Conversations return after minutes or hours, so about the last ten count.
@@ -76,16 +77,19 @@ class EvictedConversations:
         self.remove(conversation)
 
 
-class Held(Protocol):
-    """The content of a slot or copy."""
+class SlotContent(NamedTuple):
+    """The believed content of a slot or copy."""
 
-    @property
-    def conversation(self) -> object | None: ...
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def blocks(self) -> tuple[int, ...]: ...
+    conversation: Conversation | None = None  # None if it will not be continued.
+    tokens: int = 0
+    blocks: tuple[int, ...] = ()
+    # For a restored slot that was not used since: number of its last task; while it is unchanged,
+    # so is the content. None otherwise.
+    task: int | None = None
+    is_saved: bool = False  # Whether a file has all of it.
 
+
+EMPTY: Final = SlotContent()
 
 # Share of a slot's or copy's content that a prompt begins with, and its tokens.
 Match = tuple[float, int]
@@ -100,7 +104,7 @@ class PromptMatcher:
         self._blocks = blocks
         self._shared = 0  # a guess from the last comparison: most share a system prompt
 
-    def match(self, held: Held) -> Match:
+    def match(self, held: SlotContent) -> Match:
         is_own = self._conversation is not None and held.conversation == self._conversation
         if is_own and continues(self._blocks, held.blocks):
             return 1.0, held.tokens
@@ -126,10 +130,6 @@ class PromptMatcher:
         return shared
 
 
-def continues(blocks: Sequence[int], before: Sequence[int]) -> bool:
-    return len(before) <= len(blocks) and (not before or blocks[len(before) - 1] == before[-1])
-
-
 # Source: server_prompt_cache::load, "don't trash large prompts".
 _KEPT_MIN: Final = 0.25
 # The last token of an answer is not in the cache, nor is the one that ends it.
@@ -144,21 +144,20 @@ _COPIES_MAX: Final = 1024
 _MOVES_MAX: Final = 64
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Copy:
-    conversation: object
-    tokens: int
-    blocks: tuple[int, ...]
+    content: SlotContent
     size_bytes: float
     number: int
+
+    @property
+    def conversation(self) -> Conversation | None:
+        return self.content.conversation
 
 
 # A copy that may have been moved into a task's slot; it was used if the engine found more tokens
 # than this; whether the copy is already removed from our list.
 _Move = tuple[_Copy, float, bool]
-
-
-_number = attrgetter("number")
 
 
 class HostCache:
@@ -184,7 +183,7 @@ class HostCache:
 
     @property
     def copied_tokens(self) -> list[int]:
-        return [copy.tokens for copy in self._copies]
+        return [copy.content.tokens for copy in self._copies]
 
     @property
     def conversations(self) -> int:
@@ -202,14 +201,14 @@ class HostCache:
     def holds(self, conversation: object | None) -> int:
         """Return the tokens of a conversation's copy, 0 without one."""
         found = self._latest.get(conversation)
-        return found.tokens if found else 0
+        return found.content.tokens if found else 0
 
-    def search(self, slot: Held, conversation: object | None, blocks: Sequence[int]) -> Held:
+    def search(
+        self, slot: SlotContent, conversation: object | None, blocks: Sequence[int]
+    ) -> SlotContent:
         """Return the slot or copy that a task without a named slot continues from in this slot."""
-        matcher = PromptMatcher(conversation, blocks)
-        own = matcher.match(slot) if slot.tokens else (-1.0, 0)
-        copy, (kept_share, _) = self._best(own, matcher)
-        return copy if copy and kept_share >= _KEPT_MIN else slot
+        copy, (kept_share, _), _ = self._best(slot, conversation, blocks)
+        return copy.content if copy and kept_share >= _KEPT_MIN else slot
 
     def absence_probability(self, tokens: int) -> float:
         """Return the probability that a conversation of this size is gone when it returns.
@@ -227,28 +226,26 @@ class HostCache:
 
     # What happens.
 
-    def note_copies(self, idle: Iterable[Held]) -> None:
+    def note_copies(self, idle: Iterable[SlotContent]) -> None:
         for held in idle:
             if held.conversation is not None and held.tokens != self.holds(held.conversation):
-                self._add(held.conversation, held)
+                self._add(held)
 
     def note_slot_taken(
-        self, slot: Held, conversation: object | None, blocks: Sequence[int]
+        self, slot: SlotContent, conversation: object | None, blocks: Sequence[int]
     ) -> None:
         """Note that a task without a named slot gets this one.
 
         `slot` is its content before; `conversation` is None if unknown.
         """
         self.note_copies((slot,))
-        matcher = PromptMatcher(conversation, blocks)
-        own = matcher.match(slot) if slot.tokens else (-1.0, 0)
-        copy, (kept_share, tokens) = self._best(own, matcher)
+        copy, (kept_share, tokens), own_tokens = self._best(slot, conversation, blocks)
         if copy is None:
             return
         if is_believed := kept_share >= _KEPT_MIN:
             self._remove(copy)
         if conversation is not None:
-            self._moves[conversation] = copy, (own[1] + tokens) / 2, is_believed
+            self._moves[conversation] = copy, (own_tokens + tokens) / 2, is_believed
             if len(self._moves) > _MOVES_MAX:
                 del self._moves[next(iter(self._moves))]
 
@@ -267,7 +264,7 @@ class HostCache:
         copy = self._latest.get(conversation)
         # The client changed the prompt, for instance left out the answer's reasoning: this turn's
         # copy will not contain the old one.
-        if copy and cached_tokens < copy.tokens - _TOKENS_AWAY_MAX:
+        if copy and cached_tokens < copy.content.tokens - _TOKENS_AWAY_MAX:
             del self._latest[conversation]
 
     def note_return(self, conversation: object) -> None:
@@ -279,38 +276,44 @@ class HostCache:
         if is_held and not self.is_trusted:  # otherwise the cache would never be tried again
             self._hit_share = average(self._hit_share, 1.0)
 
-    def _best(self, own: Match, matcher: PromptMatcher) -> tuple[_Copy | None, Match]:
-        """Return the copy that fits better than the slot, or else the closest to that."""
-        best, near = own, NONE
-        best_copy = near_copy = None
+    def _best(
+        self, slot: SlotContent, conversation: object | None, blocks: Sequence[int]
+    ) -> tuple[_Copy | None, Match, int]:
+        """Return the copy that fits a prompt better than the slot, or else the closest to that.
+
+        Also its match, and the tokens of the prompt in the slot.
+        """
+        matcher = PromptMatcher(conversation, blocks)
+        best = own = matcher.match(slot) if slot.tokens else (-1.0, 0)
+        near, best_copy, near_copy = NONE, None, None
         for copy in self._copies:
-            fit = kept_share, tokens = matcher.match(copy)
+            fit = kept_share, tokens = matcher.match(copy.content)
             if kept_share < _KEPT_MIN:
                 if kept_share > near[0] and tokens > own[1]:
                     near, near_copy = fit, copy
             elif kept_share > best[0] and tokens > best[1]:
                 best, best_copy = fit, copy
-        return (best_copy, best) if best_copy else (near_copy, near)
+        return (best_copy, best, own[1]) if best_copy else (near_copy, near, own[1])
 
     def _put_back(self, copy: _Copy) -> None:
         if again := self._latest.get(copy.conversation):
-            if again.tokens != copy.tokens:
+            if again.content.tokens != copy.content.tokens:
                 return
             self._remove(again)
         self._append(copy)
-        self._copies = dict.fromkeys(sorted(self._copies, key=_number))
+        self._copies = dict.fromkeys(sorted(self._copies, key=attrgetter("number")))
         self._make_room(0)
 
-    def _add(self, conversation: object, held: Held) -> None:
+    def _add(self, held: SlotContent) -> None:
         size_bytes = self._size(held.tokens)
         if size_bytes > self._limit_bytes:
             return
-        before = self._latest.get(conversation)
-        if before and continues(held.blocks, before.blocks):
+        before = self._latest.get(held.conversation)
+        if before and continues(held.blocks, before.content.blocks):
             self._remove(before)
         self._make_room(size_bytes)
-        self._append(_Copy(conversation, held.tokens, held.blocks, size_bytes, next(self._count)))
-        self._evicted.remove(conversation)
+        self._append(_Copy(held, size_bytes, next(self._count)))
+        self._evicted.remove(held.conversation)
 
     def _append(self, copy: _Copy) -> None:
         self._copies[copy] = None

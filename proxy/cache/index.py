@@ -27,11 +27,11 @@ from proxy.cache.holders import (
     Run,
     SlotFileIndex,
 )
-from proxy.cache.host_cache import HostCache
+from proxy.cache.host_cache import HostCache, SlotContent
 from proxy.cache.miss_cause import RecentPrompts, client_hash
 from proxy.cache.prompt import BLOCK_TOKENS, Prompt, toggle_model_name
 from proxy.cache.remote_prefixes import PrefixDigests
-from proxy.cache.slot_map import SlotContent, SlotMap
+from proxy.cache.slot_map import SlotMap
 from proxy.upstream.engine_state import SlotState
 from proxy.upstream.upstream import Timings, Upstream, average
 
@@ -299,13 +299,9 @@ class PrefixIndex:
     def own_blocks(self, model: str, client: str, prompt: Prompt) -> int:
         return self.recent.own_blocks(client_hash(model, client), prompt)
 
-    def turns_of_request(self, request_id: str) -> Collection[int]:
-        """Return the turn hashes of the conversation of a request; empty if unknown."""
-        found = self.recent.conversation_of(request_id)
-        return tuple(found.turn_hashes) if found else ()
-
-    def turns_of_conversation(self, number: int) -> Collection[int]:
-        found = self.recent.find_conversation(number)
+    def turns(self, request_id: str | None, number: int | None) -> Collection[int]:
+        """Return the turn hashes of the conversation of a request, or of that number, if known."""
+        found = self.recent.find_conversation(request_id, number)
         return tuple(found.turn_hashes) if found else ()
 
     def owner(self, fingerprint: ConversationFingerprint) -> str | None:

@@ -12,67 +12,35 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import itemgetter
 from types import MappingProxyType
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
 from proxy.cache.holders import Conversation, Run
-from proxy.cache.prompt import BLOCK_BYTES, COMMON, Hashes, Outline, Prompt, Role, shared_blocks
+from proxy.cache.prompt import (
+    BLOCK_BYTES,
+    COMMON,
+    Outline,
+    Prompt,
+    answer_parts,
+    part_hashes,
+    shared_blocks,
+)
 from proxy.observe.cache_finding import PLAIN, CacheFinding, Cause, Tier
 
 # A client that drops old messages may insert a few messages of its own.
 _INSERTED_MAX: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """The first difference of a prompt from an earlier one."""
-
-    cause: Cause
-    part: int
-    role: Role
-    message: int | None  # Index of its message in the request, None if it belongs to none.
-    shared_bytes: int  # Equal bytes from the start, exact to one block (a lower bound).
-    # Size of the prompt's parts that the earlier prompt had anywhere, and of a replaced system
-    # prompt or tools.
-    known_bytes: int
-    dropped: int = 0  # Number of messages left out, for a truncated history.
-
-
-def difference(before: Hashes, now: Hashes) -> Difference | None:
-    """Return the first difference, or None if one prompt begins with the other."""
-    earlier, later = before.outline, now.outline
+def _first_difference(earlier: Outline, later: Outline) -> int | None:
+    """Return the first part that differs, or None if one prompt begins with the other."""
     pairs = enumerate(zip(earlier.hashes, later.hashes, strict=False))
-    part = next((at for at, (a, b) in pairs if a != b), min(len(earlier.hashes), len(later.hashes)))
-    if part in {len(earlier.hashes), len(later.hashes)}:
-        return None
-    cause, dropped = _cause(earlier, later, part)
-    role, message = later.role(part), later.messages[part]
-    if cause is Cause.TOOLS_CHANGED:  # even if it has none any more
-        role, message = "tools", -1
-    replaced = cause in {Cause.SYSTEM_PROMPT_CHANGED, Cause.TOOLS_CHANGED}
-    known, sizes = set(earlier.hashes), zip(later.hashes, later.sizes_bytes, strict=True)
-    known_bytes = sum(size for part_hash, size in sizes if part_hash in known)
-    return Difference(
-        cause,
-        part,
-        role,
-        message if message >= 0 else None,
-        shared_bytes(before, now, part),
-        known_bytes + (later.sizes_bytes[part] if replaced else 0),
-        dropped,
-    )
-
-
-def shared_bytes(before: Hashes, now: Hashes, part: int) -> int:
-    """Return the equal bytes from the start, if all parts before `part` are equal."""
-    blocks = shared_blocks(before.blocks, now.blocks)
-    return max(sum(now.outline.sizes_bytes[:part]), blocks * BLOCK_BYTES)
+    return next((at for at, (a, b) in pairs if a != b), None)
 
 
 def _cause(earlier: Outline, later: Outline, part: int) -> tuple[Cause, int]:
@@ -116,6 +84,9 @@ CachePlace = Literal["slot", "taken", "busy", "other", "unloaded", "crashed", "u
 # its end or a checkpoint.
 CacheKind = Literal["any", "window", "recurrent"]
 
+# Two conversations of a client may differ in these, and share the rest.
+_COMMON_CAUSES: Final = frozenset({Cause.SYSTEM_PROMPT_CHANGED, Cause.TOOLS_CHANGED})
+
 _LOST_WITH: Final[Mapping[CachePlace, Cause]] = MappingProxyType(
     {
         "busy": Cause.SLOT_BUSY,
@@ -132,11 +103,10 @@ _LIMITED_BY: Final[Mapping[CacheKind, Cause]] = MappingProxyType(
 class CacheFacts(NamedTuple):
     """The facts about one prompt and the caches, at the end of its response."""
 
-    hashes: Hashes
+    prompt: Prompt
     tokens: int  # Prompt tokens, counted by the engine.
     found_tokens: int
     expected_tokens: int  # Tokens that the router expected in the instance's cache.
-    instance: str
     place: CachePlace
     kind: CacheKind = "any"
     earlier: RecentPrompt | None = None  # The client's prompt before.
@@ -177,18 +147,32 @@ def find_cause(facts: CacheFacts) -> CacheFinding:
 
 
 def _compare_prompts(facts: CacheFacts, earlier: RecentPrompt, plain: CacheFinding) -> CacheFinding:
-    found = difference(earlier.hashes, facts.hashes)
-    if found is None:
+    before, now = earlier.outline, facts.prompt.outline
+    part = _first_difference(before, now)
+    if part is None:
         reusable = min(earlier.prompt_tokens, facts.tokens - 1)
         if not facts.is_same_conversation:
             return _without_earlier(facts, plain)
         return _judge_loss(facts, plain._replace(reusable=reusable), reusable)
-    # Two conversations that differ only in parts which a client's conversations share.
-    is_common = found.cause in {Cause.SYSTEM_PROMPT_CHANGED, Cause.TOOLS_CHANGED}
-    is_of_client = is_common and found.shared_bytes >= _SHARED_MIN_BYTES
+    cause, dropped = _cause(before, now, part)
+    # All parts before it are equal, and whole blocks of it.
+    blocks = shared_blocks(earlier.blocks, facts.prompt.blocks)
+    shared_bytes = max(sum(now.sizes_bytes[:part]), blocks * BLOCK_BYTES)
+    is_common = cause in _COMMON_CAUSES
+    is_of_client = is_common and shared_bytes >= _SHARED_MIN_BYTES
     if not facts.is_same_conversation and not is_of_client:
         return _without_earlier(facts, plain)
-    return _judge_change(facts, plain, found)
+    # The parts that the earlier prompt had anywhere, and a replaced system prompt or tools.
+    known, sizes = set(before.hashes), zip(now.hashes, now.sizes_bytes, strict=True)
+    known_bytes = sum(size for part_hash, size in sizes if part_hash in known)
+    known_bytes += now.sizes_bytes[part] if is_common else 0
+    role, message = now.role(part), now.messages[part]
+    if cause is Cause.TOOLS_CHANGED:  # even if it has none any more
+        role, message = "tools", -1
+    told = plain._replace(
+        cause=cause, role=role, message=message if message >= 0 else None, dropped=dropped
+    )
+    return _judge_change(facts, told, shared_bytes, known_bytes)
 
 
 def _without_earlier(facts: CacheFacts, plain: CacheFinding) -> CacheFinding:
@@ -199,28 +183,22 @@ def _without_earlier(facts: CacheFacts, plain: CacheFinding) -> CacheFinding:
     return first
 
 
-def _judge_change(facts: CacheFacts, plain: CacheFinding, found: Difference) -> CacheFinding:
+def _judge_change(
+    facts: CacheFacts, told: CacheFinding, shared_bytes: int, known_bytes: int
+) -> CacheFinding:
     """Judge a prompt that the client changed: the tokens that it cost, and other losses."""
-    total_bytes = max(1, facts.hashes.outline.size_bytes)
-    estimate = round(found.shared_bytes * facts.tokens / total_bytes)
+    total_bytes = max(1, facts.prompt.outline.size_bytes)
+    estimate = round(shared_bytes * facts.tokens / total_bytes)
     distance_max = max(_SAME_PLACE_TOKENS, _SAME_PLACE_SHARE * estimate)
     is_same_place = facts.found_tokens > 0 and abs(estimate - facts.found_tokens) <= distance_max
     is_exact = facts.kind == "any" and is_same_place
-    if facts.place == "slot" and facts.kind == "any" and found.role == "tools":
+    if facts.place == "slot" and facts.kind == "any" and told.role == "tools":
         is_exact = True  # a template may put tools elsewhere than at the start
     shared = facts.found_tokens if is_exact else max(estimate, facts.found_tokens)
-    known = round(found.known_bytes * facts.tokens / total_bytes)
+    known = round(known_bytes * facts.tokens / total_bytes)
     reusable = min(max(known, shared), facts.tokens - 1)
-    told = plain._replace(
-        cause=found.cause,
-        reusable=reusable,
-        shared=shared,
-        token=min(shared + 1, facts.tokens),
-        is_about=not is_exact,
-        message=found.message,
-        role=found.role,
-        dropped=found.dropped,
-    )
+    token = min(shared + 1, facts.tokens)
+    told = told._replace(reusable=reusable, shared=shared, token=token, is_about=not is_exact)
     if not _is_miss(reusable, facts):
         return told._replace(cause=Cause.ALL_FOUND)
     is_seen = facts.place != "unknown" or facts.kind != "any"
@@ -276,12 +254,13 @@ class RecentPrompt:
     run: Run
     ended_at_s: float
     prompt_tokens: int  # Tokens without the answer, counted by the engine.
-    hashes: Hashes  # Hashes of the prompt; the outline includes the answer.
+    blocks: Sequence[int]  # As in `Prompt`.
+    outline: Outline  # The parts of the prompt and of the answer.
     landmarks: tuple[int, ...]
 
     @property
     def size(self) -> int:
-        return len(self.hashes.blocks) + 2 * len(self.hashes.outline.hashes) + 1
+        return len(self.blocks) + 2 * len(self.outline.hashes) + 1
 
 
 @dataclass(slots=True)
@@ -317,38 +296,29 @@ class RecentPrompts:
             return recent, True
         return self._find_same_beginning(client, prompt), False
 
-    def add(self, client: int, conversation: Conversation, recent: RecentPrompt) -> None:
-        self._remove(conversation)
+    def add(self, conversation: Conversation, recent: RecentPrompt) -> None:
+        self.forget(conversation)
         self._prompts[conversation] = recent
         self._size += recent.size
         for landmark in recent.landmarks:
             self._landmarks[landmark] = conversation
-        latest = self._client(client).latest
+        latest = self._client(recent.client).latest
         if conversation not in latest:
             latest.append(conversation)
         while self._size > self._hashes_max or len(self._prompts) > _CONVERSATIONS_MAX:
-            self._remove(next(iter(self._prompts)))
+            self.forget(next(iter(self._prompts)))
 
     def own_blocks(self, client: int, prompt: Prompt) -> int:
         """Return how many blocks of a prompt the client's own recent prompts share with it."""
-        own = (recent.hashes.blocks for recent in self._prompts.values() if recent.client == client)
+        own = (recent.blocks for recent in self._prompts.values() if recent.client == client)
         return max((shared_blocks(blocks, prompt.blocks) for blocks in own), default=0)
 
-    def conversation_of(self, request_id: str) -> Conversation | None:
-        found = (
-            conversation
-            for conversation, recent in self._prompts.items()
-            if recent.request_id == request_id
-        )
-        return next(found, None)
-
-    def find_conversation(self, number: int) -> Conversation | None:
-        return next(
-            (conversation for conversation in self._prompts if conversation.number == number), None
-        )
-
-    def forget(self, conversation: Conversation) -> None:
-        self._remove(conversation)
+    def find_conversation(self, request_id: str | None, number: int | None) -> Conversation | None:
+        """Return the conversation whose latest request has this id, or which has this number."""
+        for conversation, recent in self._prompts.items():
+            if recent.request_id == request_id or conversation.number == number:
+                return conversation
+        return None
 
     def count_repetitions(self, client: int, cause: str) -> int:
         """Count a miss; return how many successive requests of the client had the same cause."""
@@ -370,7 +340,7 @@ class RecentPrompts:
             self._clients.move_to_end(client)
         return found
 
-    def _remove(self, conversation: Conversation) -> None:
+    def forget(self, conversation: Conversation) -> None:
         if (before := self._prompts.pop(conversation, None)) is None:
             return
         self._size -= before.size
@@ -385,9 +355,7 @@ class RecentPrompts:
         candidates = [
             self._prompts[conversation] for conversation in islice(found, _CANDIDATES_MAX)
         ]
-        shares = [
-            (_known_share(candidate.hashes.outline, outline), candidate) for candidate in candidates
-        ]
+        shares = [(_known_share(candidate.outline, outline), candidate) for candidate in candidates]
         share, best = max(shares, key=itemgetter(0), default=(0.0, None))
         return best if share >= _KNOWN_MIN_SHARE else None
 
@@ -397,7 +365,7 @@ class RecentPrompts:
         known = self._clients.get(client)
         for conversation in reversed(known.latest) if known else ():
             if recent := self._prompts.get(conversation):
-                shared = shared_blocks(recent.hashes.blocks, prompt.blocks)
+                shared = shared_blocks(recent.blocks, prompt.blocks)
                 if shared > most:
                     best, most = recent, shared
         return best
@@ -411,28 +379,25 @@ def recent_prompt(
     request_id: str,
     run: Run,
     prompt: Prompt,
-    answer: Iterable[tuple[int, int]],
+    reply: Mapping[str, Any] | None,
     figures: tuple[float, int],
     client: int,
 ) -> RecentPrompt:
-    """Return a prompt's record; `answer` has hash and size of each part of the answer."""
-    outline = _add_answer(prompt.outline, answer)
-    ended_at_s, tokens = figures
-    hashes = Hashes(outline, array("Q", prompt.blocks))
+    """Return a prompt's record with its answer; `figures` are its end and its tokens."""
+    outline = _add_answer(prompt.outline, list(answer_parts(reply)) if reply else [])
     landmarks = tuple(_landmarks(client, outline, _LANDMARKS))
-    return RecentPrompt(request_id, client, run, ended_at_s, tokens, hashes, landmarks)
+    blocks = array("Q", prompt.blocks)
+    return RecentPrompt(request_id, client, run, *figures, blocks, outline, landmarks)
 
 
-def _add_answer(outline: Outline, answer: Iterable[tuple[int, int]]) -> Outline:
-    hashes, sizes_bytes = array("Q", outline.hashes), array("L", outline.sizes_bytes)
-    messages, labels = array("l", outline.messages), outline.labels
-    number = messages[-1] + 1 if messages else 0
-    for part, size_bytes in answer:
-        hashes.append(part)
-        sizes_bytes.append(size_bytes)
-        messages.append(number)
-        labels += b"a"
-    return Outline(hashes, sizes_bytes, messages, labels)
+def _add_answer(outline: Outline, answer: Sequence[bytes]) -> Outline:
+    number = outline.messages[-1] + 1 if outline.messages else 0
+    return Outline(
+        array("Q", (*outline.hashes, *part_hashes(answer))),
+        array("L", (*outline.sizes_bytes, *map(len, answer))),
+        array("l", (*outline.messages, *[number] * len(answer))),
+        outline.labels + b"a" * len(answer),
+    )
 
 
 def _landmarks(client: int, outline: Outline, most: int) -> Iterator[int]:

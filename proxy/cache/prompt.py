@@ -79,19 +79,16 @@ class Outline(NamedTuple):
         return _ROLES.get(self.labels[part], "text") if part < len(self.labels) else "text"
 
 
-class Hashes(NamedTuple):
-    """A prompt's outline, and the hashes of its pieces, each including all before it."""
-
-    outline: Outline
-    blocks: Sequence[int]
-
-
 NO_OUTLINE: Final = Outline((), (), (), b"")
 
 
 def shared_blocks(blocks: Sequence[int], other: Sequence[int]) -> int:
     most = min(len(blocks), len(other))
     return bisect_left(range(most), 1, key=lambda at: blocks[at] != other[at])
+
+
+def continues(blocks: Sequence[int], before: Sequence[int]) -> bool:
+    return len(before) <= len(blocks) and (not before or blocks[len(before) - 1] == before[-1])
 
 
 Part = bytes
@@ -221,11 +218,6 @@ def session_hash(model: str, client: str, session: str) -> int:
 
 def part_hashes(parts: Iterable[Part]) -> tuple[int, ...]:
     return tuple(map(xxh3_64_intdigest, parts))
-
-
-def answer_hashes(reply: Mapping[str, Any] | None) -> list[tuple[int, int]]:
-    parts = list(answer_parts(reply)) if reply else []
-    return list(zip(part_hashes(parts), map(len, parts), strict=True))
 
 
 def _prompt(

@@ -28,16 +28,15 @@ and the host cache hold.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import IntEnum
+from dataclasses import dataclass
 from itertools import count, takewhile
 from operator import attrgetter
 from typing import Final
 
 from proxy.cache.fingerprint import RestoredSlot
 from proxy.cache.holders import Conversation
-from proxy.cache.host_cache import HostCache
-from proxy.cache.prompt import ANYONE, CacheOwner, Prompt, shared_blocks
+from proxy.cache.host_cache import EMPTY, HostCache, SlotContent
+from proxy.cache.prompt import ANYONE, CacheOwner, Prompt, continues, shared_blocks
 from proxy.upstream.engine_state import SlotState
 
 
@@ -166,46 +165,9 @@ _WORTH_BLOCKS: Final = 4
 _TOKENS_AWAY_MAX: Final = 2
 
 
-@dataclass(frozen=True, slots=True)
-class SlotContent:
-    """The believed content of a slot."""
-
-    conversation: Conversation | None = None  # None if it will not be continued.
-    tokens: int = 0
-    blocks: tuple[int, ...] = ()
-    # For a restored slot that was not used since: number of its last task; while it is unchanged,
-    # so is the content. None otherwise.
-    task: int | None = None
-    is_saved: bool = False  # Whether a file has all of it.
-
-
-EMPTY: Final = SlotContent()
-
-
-class Certainty(IntEnum):
-    """How sure the number of a slot is."""
-
-    GUESSED = 0  # From the order of use.
-    SEEN = 1  # Known when the slot was last used; another client may have used it since.
-    CONFIRMED = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Reserved:
-    """A request has the slot and is not sent yet."""
-
-    holder: object
-    # Content that the request will replace; None if the slot holds its conversation.
-    previous: SlotContent | None = None
-    # Whether the engine will take this slot even if the request does not name it.
-    is_aimed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Busy:
-    """A request was sent to the slot and has not ended."""
-
-    holder: object
+# How sure the number of a slot is: only from the order of use; known when the slot was last used,
+# but another client may have used it since; confirmed.
+GUESSED, SEEN, CONFIRMED = range(3)
 
 
 @dataclass(slots=True, eq=False)
@@ -213,9 +175,15 @@ class Slot:
     """One slot of a process; outsiders change it by methods only."""
 
     id_slot: int
-    certainty: Certainty = Certainty.CONFIRMED
+    certainty: int = CONFIRMED
     content: SlotContent = EMPTY
-    state: Reserved | Busy | None = None  # None: no request has it
+    holder: object | None = None  # The request that has it; None: it is idle.
+    is_sent: bool = False  # Whether that request was sent; it has not ended.
+    # Content that its request will replace; None once that is sent, without a request, or if the
+    # slot holds the request's conversation.
+    previous: SlotContent | None = None
+    # Whether the engine will take it for its request, even if that does not name it.
+    is_aimed: bool = False
     started_tick: int = 0  # When a request was last sent to it, in the map's own count; 0 for never
     freed_tick: int = 0  # When it was last freed, in the same count; 0 for never.
 
@@ -224,21 +192,17 @@ class Slot:
         return self.content.conversation
 
     @property
-    def holder(self) -> object | None:
-        return None if self.state is None else self.state.holder
+    def is_idle(self) -> bool:
+        return self.holder is None
 
     @property
-    def is_idle(self) -> bool:
-        return self.state is None
+    def is_reserved(self) -> bool:
+        """Whether a request has the slot and is not sent yet."""
+        return self.holder is not None and not self.is_sent
 
     @property
     def is_confirmed(self) -> bool:
-        return self.certainty is Certainty.CONFIRMED
-
-    @property
-    def previous(self) -> SlotContent | None:
-        """Content that its request will replace; None once that is sent, or without a request."""
-        return self.state.previous if isinstance(self.state, Reserved) else None
+        return self.certainty == CONFIRMED
 
     @property
     def in_engine(self) -> SlotContent:
@@ -248,34 +212,37 @@ class Slot:
     @property
     def is_unused(self) -> bool:
         """Whether it has no request, or one that will replace its content."""
-        return self.is_idle or self.previous is not None
+        return self.holder is None or self.previous is not None
+
+    def free(self, content: SlotContent) -> None:
+        self.holder, self.previous, self.content = None, None, content
+        self.is_sent = self.is_aimed = False
 
     def drop_previous(self) -> None:
         """Note that the content which its request would replace is overwritten now."""
-        if isinstance(self.state, Reserved):
-            self.state = replace(self.state, previous=EMPTY)
+        if self.is_reserved:
+            self.previous = EMPTY
 
     def fill(self, conversation: Conversation | None, tokens: int, blocks: tuple[int, ...]) -> None:
         """Note that the slot was filled from a file, for the request that has it."""
         self.content = SlotContent(conversation, tokens, blocks, is_saved=True)
-        if isinstance(self.state, Reserved):
-            self.state = replace(self.state, is_aimed=True)
+        self.is_aimed = self.is_reserved
 
     def note_saved(self, content: SlotContent) -> None:
         """Note that a file has this content, the current or the previous one."""
-        if isinstance(self.state, Reserved) and self.state.previous is content:
-            self.state = replace(self.state, previous=replace(content, is_saved=True))
+        if self.previous is content:
+            self.previous = content._replace(is_saved=True)
         elif self.content == content:
-            self.content = replace(content, is_saved=True)
+            self.content = content._replace(is_saved=True)
 
     def verifies_restore(self, prompt: Prompt | None) -> bool:
         """Return whether the response to this prompt will show if the restored cache is used.
 
         True for the first request that names the slot and continues its last answered prompt.
         """
-        ours, its = self.content.blocks, prompt.blocks if prompt else ()
-        goes_on = 0 < len(ours) <= len(its) and its[len(ours) - 1] == ours[-1]
-        return self.is_confirmed and self.content.task is not None and goes_on
+        if prompt is None or not self.content.blocks or self.content.task is None:
+            return False
+        return self.is_confirmed and continues(prompt.blocks, self.content.blocks)
 
 
 class SlotMap:
@@ -312,12 +279,16 @@ class SlotMap:
     @property
     def idle(self) -> list[Slot]:
         """The idle slots, in the order in which the engine takes them."""
-        return sorted((slot for slot in self._slots if slot.is_idle), key=_age)
+        idle = [slot for slot in self._slots if slot.holder is None]
+        if len(idle) > 1:  # the least recently used first; of unused ones, the last
+            idle.sort(key=attrgetter("id_slot"), reverse=True)
+            idle.sort(key=attrgetter("freed_tick"))
+        return idle
 
     @property
     def is_pending(self) -> bool:
         """Whether a request has a slot and is not sent yet."""
-        return any(isinstance(slot.state, Reserved) for slot in self._slots)
+        return any(slot.is_reserved for slot in self._slots)
 
     def is_in_use(self, conversation: Conversation | None) -> bool:
         used = (slot.conversation for slot in self._slots if not slot.is_idle)
@@ -346,15 +317,15 @@ class SlotMap:
         for slot in self._slots:
             # Only the request that uses a restored slot confirms it. Tokens that other clients put
             # into a slot we never used belong to no conversation.
-            is_doubtful = is_stale and slot.started_tick and slot.is_idle
+            is_doubtful = is_stale and slot.started_tick and slot.holder is None
             if is_doubtful or slot.content.task is not None:
-                slot.certainty = min(slot.certainty, Certainty.SEEN)
+                slot.certainty = min(slot.certainty, SEEN)
         idle = self.idle
-        own = next((slot for slot in idle if slot.conversation is conversation), None)
-        if own and conversation:
-            own.state = Reserved(holder, is_aimed=True)
-            self.uses += 1
-            return own
+        for slot in idle if conversation else ():
+            if slot.content.conversation is conversation:
+                slot.holder, slot.is_aimed = holder, True
+                self.uses += 1
+                return slot
         return self._give(idle[0], holder) if idle else None
 
     def rebind(self, slot: Slot, conversation: Conversation | None, now_s: float) -> Slot | None:
@@ -364,17 +335,17 @@ class SlotMap:
     def reserve_lru(self, slot: Slot) -> Slot:
         """Give a new conversation the least recently used confirmed slot, if there is one."""
         holder = self._take_back(slot)
-        certain = (slot for slot in self._slots if slot.is_confirmed and slot.is_idle)
-        return self._give(min(certain, key=_age, default=slot), holder)
+        return self._give(next((idle for idle in self.idle if idle.is_confirmed), slot), holder)
 
     def _give(self, slot: Slot, holder: object) -> Slot:
-        slot.state, slot.content = Reserved(holder, slot.content), EMPTY
+        slot.holder, slot.previous, slot.content = holder, slot.content, EMPTY
         self.uses += 1
         return slot
 
     def _take_back(self, slot: Slot) -> object:
         """Take the slot from a request that did not use it; return that request's lease."""
-        holder, slot.content, slot.state = slot.holder, slot.in_engine, None
+        holder = slot.holder
+        slot.free(slot.in_engine)
         self.uses += 1
         return holder
 
@@ -400,9 +371,8 @@ class SlotMap:
         others = [other for other in self._slots if other.is_unused and other is not slot]
         for other in others:
             other.started_tick = other.freed_tick = now
-            other.content = replace(other.content, task=None)
-        if isinstance(slot.state, Reserved):
-            slot.state = replace(slot.state, is_aimed=True)
+            other.content = other.content._replace(task=None)
+        slot.is_aimed = slot.is_reserved
         return [other.id_slot for other in others]
 
     def mark_sent(
@@ -420,19 +390,18 @@ class SlotMap:
         """
         if self.host_cache and not is_named:
             self.host_cache.note_slot_taken(slot.in_engine, conversation, blocks)
-        is_aimed = isinstance(slot.state, Reserved) and slot.state.is_aimed
         if is_named:
-            slot.certainty = Certainty.CONFIRMED
-        elif not (is_aimed and slot.is_confirmed):
-            slot.certainty = Certainty.GUESSED
+            slot.certainty = CONFIRMED
+        elif not (slot.is_aimed and slot.certainty == CONFIRMED):
+            slot.certainty = GUESSED
         self.mark_used(slot)
 
     def mark_used(self, slot: Slot) -> None:
         """Note that the engine begins a task in a slot, by a request that has it."""
         self._note_copied(slot)
         slot.started_tick = next(self._turn)
-        slot.content = replace(slot.content, task=None, is_saved=False)
-        slot.state = Busy(slot.holder)
+        slot.content = slot.content._replace(task=None, is_saved=False)
+        slot.is_sent, slot.is_aimed, slot.previous = True, False, None
         self.uses += 1
 
     def _note_copied(self, slot: Slot | None) -> None:
@@ -445,14 +414,14 @@ class SlotMap:
     def release(self, holder: object, now_s: float) -> None:
         """Note that a request has ended; the content of its slot is now unknown if it was sent."""
         for slot in self._slots:
-            if slot.is_idle or slot.holder is not holder:
+            if slot.holder is not holder:
                 continue
-            if isinstance(slot.state, Reserved):
+            if slot.is_sent:
+                slot.free(EMPTY)
+                slot.freed_tick, self._seen_at_s = next(self._turn), now_s
+                self.uses += 1
+            else:
                 self._take_back(slot)
-                continue
-            slot.state, slot.content, slot.freed_tick = None, EMPTY, next(self._turn)
-            self.uses += 1
-            self._seen_at_s = now_s
 
     def set_conversation(
         self, slot: Slot, conversation: Conversation, tokens: int, blocks: tuple[int, ...] = ()
@@ -522,19 +491,15 @@ class SlotMap:
         self._seen_at_s = now_s
         found = match_slots(self._slots, listed, pending)
         for slot in self._slots:
-            # An engine that does not list a slot does not contradict us either.
-            is_known = slot.certainty > Certainty.GUESSED
-            unlisted = (
-                slot.id_slot,
-                Certainty.CONFIRMED if is_known else slot.certainty,
-                slot.content,
-            )
-            slot.id_slot, slot.certainty, slot.content = found.get(slot, unlisted)
+            if slot in found:
+                slot.id_slot, slot.certainty, slot.content = found[slot]
+            elif slot.certainty == SEEN:  # an engine that does not list it does not contradict us
+                slot.certainty = CONFIRMED
 
 
 def match_slots(
     slots: Sequence[Slot], listed: Sequence[SlotState], pending: Slot | None = None
-) -> dict[Slot, tuple[int, Certainty, SlotContent]]:
+) -> dict[Slot, tuple[int, int, SlotContent]]:
     """Return number, certainty and content of tracked slots, from the list of an engine's slots.
 
     1. A slot of known number keeps it if a request uses it, or if that slot has the same content.
@@ -549,13 +514,13 @@ def match_slots(
     contents = {
         slot: EMPTY if _is_overwritten(slot, slots, states) else slot.content for slot in slots
     }
-    found: dict[Slot, tuple[int, Certainty, SlotContent]] = {}
+    found: dict[Slot, tuple[int, int, SlotContent]] = {}
     for slot in slots:
         state = states.get(slot.id_slot)
-        if state is None or slot.certainty is Certainty.GUESSED:
+        if state is None or slot.certainty == GUESSED:
             continue
-        if isinstance(slot.state, Busy) or _holds(slot, contents[slot], state):
-            found[slot] = slot.id_slot, Certainty.CONFIRMED, contents[slot]
+        if slot.is_sent or _holds(slot, contents[slot], state):
+            found[slot] = slot.id_slot, CONFIRMED, contents[slot]
     kept = {number for number, _, _ in found.values()}
     rest = sorted(
         (slot for slot in slots if slot not in found), key=attrgetter("started_tick"), reverse=True
@@ -569,12 +534,12 @@ def match_slots(
         if matched is None:
             foreign.append(state.id_slot)
             continue
-        found[matched] = state.id_slot, Certainty.CONFIRMED, contents[matched]
+        found[matched] = state.id_slot, CONFIRMED, contents[matched]
         rest.remove(matched)
         while rest and rest[0].started_tick > matched.started_tick:
             lost.append(rest.pop(0))
     guesses = zip((*lost, *rest), foreign, strict=False)
-    return found | {slot: (number, Certainty.GUESSED, EMPTY) for slot, number in guesses}
+    return found | {slot: (number, GUESSED, EMPTY) for slot, number in guesses}
 
 
 def _match(
@@ -601,10 +566,10 @@ def _is_overwritten(slot: Slot, slots: Sequence[Slot], listed: Mapping[int, Slot
     Each request that was sent after this slot was freed should have ended in another slot with a
     later task. If fewer slots have later tasks, one of these requests ended here.
     """
-    state, is_guess = listed.get(slot.id_slot), slot.certainty is Certainty.GUESSED
-    if state is None or is_guess or slot.conversation is None:
+    state = listed.get(slot.id_slot)
+    if state is None or slot.certainty == GUESSED or slot.conversation is None:
         return False
-    if slot.content.task is not None or isinstance(slot.state, Busy):
+    if slot.content.task is not None or slot.is_sent:
         return False
     ended = sum(
         slot.freed_tick < other.started_tick < other.freed_tick
@@ -621,8 +586,3 @@ def _holds(slot: Slot, content: SlotContent, state: SlotState) -> bool:
     if content.task is not None:  # the engine does not report the size of a restored slot
         return is_idle and (slot.id_slot, content.task) == (state.id_slot, state.task)
     return is_idle and 0 <= content.tokens - state.tokens <= _TOKENS_AWAY_MAX
-
-
-def _age(slot: Slot) -> tuple[int, int]:
-    """Sort key of the order in which engines take slots: least recently used; unused, the last."""
-    return slot.freed_tick, -slot.id_slot

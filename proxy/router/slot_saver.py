@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from proxy.cache.holders import SavedPrompt
+from proxy.cache.host_cache import SlotContent
 from proxy.cache.index import PrefixIndex
 from proxy.cache.prompt import BLOCK_TOKENS, shared_blocks
 from proxy.cache.save_policy import (
@@ -31,7 +32,7 @@ from proxy.cache.save_policy import (
     pays_to_restore,
     pays_to_save,
 )
-from proxy.cache.slot_map import Slot, SlotContent, SlotMap
+from proxy.cache.slot_map import Slot, SlotMap
 from proxy.common.background_tasks import persist
 from proxy.errors import UpstreamTimeout
 from proxy.observe.cache_finding import NoFile

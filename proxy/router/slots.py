@@ -29,7 +29,7 @@ from proxy.cache.miss_cause import (
     find_cause,
     recent_prompt,
 )
-from proxy.cache.prompt import BLOCK_TOKENS, Hashes, Prompt, answer_hashes
+from proxy.cache.prompt import BLOCK_TOKENS, Prompt
 from proxy.cache.slot_map import Slot, SlotMap, SlotOwners
 from proxy.errors import UpstreamTimeout
 from proxy.observe.cache_finding import BY_CLIENT, OF_PLACE, TOKENS_MIN, CacheFinding, NoFile, Tier
@@ -471,10 +471,8 @@ class CacheFindings:
             found = found._replace(own=own)
         if found.cause in OF_PLACE and not lease.restored:
             found = found.without_file(self._no_file(lease, known))
-        recent = recent_prompt(
-            request.request_id, run, prompt, answer_hashes(reply), (now_s, tokens), client
-        )
-        self._recent.add(client, conversation, recent)
+        recent = recent_prompt(request.request_id, run, prompt, reply, (now_s, tokens), client)
+        self._recent.add(conversation, recent)
         if found.cause in BY_CLIENT:
             return found.repeating(self._recent.count_repetitions(client, found.cause))
         self._recent.ends_repetition(client)
@@ -508,11 +506,10 @@ def _facts(
     lease: Lease, prompt: Prompt, timings: Timings, held: CachePlace, own: int | None
 ) -> CacheFacts:
     return CacheFacts(
-        Hashes(prompt.outline, prompt.blocks),
+        prompt,
         timings.cached_tokens + timings.prompt_tokens,
         timings.cached_tokens,
         lease.expected_cached if own is None else min(own, lease.expected_cached),
-        lease.upstream.name,
         held,
         _kind(lease.upstream),
         is_continued=_ASSISTANT in prompt.outline.labels,

@@ -223,7 +223,7 @@ class ConversationForgetter:
     async def forget_of(self, request: StoredRequest) -> ForgottenConversation | None:
         """Implements `proxy.observe.past.Conversations`."""
         number = self.number_of(request)
-        turns = () if number is None else self._router.cache.turns_of_conversation(number)
+        turns = self._router.cache.turns(None, number)
         if not turns:
             return None
         files, slots, is_in_use = await self._forget((), turns)
@@ -244,9 +244,7 @@ class ConversationForgetter:
 
         Raises NoSuchConversation if it is no longer known.
         """
-        turns = self._router.cache.turns_of_request(request_id)
-        if not turns and number is not None:
-            turns = self._router.cache.turns_of_conversation(number)
+        turns = self._router.cache.turns(request_id, number)
         if not turns:
             raise NoSuchConversation(
                 f"the conversation of {request_id} is not known",

@@ -25,12 +25,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import xxhash
 from support import tiny_gguf
 
-from proxy.cache.host_cache import HostCache
+from proxy.cache.host_cache import EMPTY, HostCache, SlotContent
 from proxy.cache.prompt import BLOCK_TOKENS
 from supervisor.builds.discover import load
 from supervisor.builds.probe import environment
@@ -61,15 +61,6 @@ class Chat:
     tokens: list[int]
     system_tokens: int
     turns: int = 0
-
-
-@dataclass(frozen=True)
-class Content:
-    """What a slot holds."""
-
-    conversation: Chat | None = None
-    tokens: int = 0
-    blocks: tuple[int, ...] = ()
 
 
 @dataclass
@@ -125,7 +116,7 @@ class Check:
         self._engine = engine
         self._chance = chance
         self._cache = HostCache(limit_mib * _MIB, _TOKEN_BYTES)
-        self._slots = dict.fromkeys(range(_SLOTS), Content())
+        self._slots = dict.fromkeys(range(_SLOTS), EMPTY)
         self._order = [3, 2, 1, 0]  # the one used longest ago first
         self._systems = [self._text(chance.randint(20, 150)) for _ in range(3)]
         self._chats: list[Chat] = []
@@ -140,7 +131,10 @@ class Check:
             del chat.tokens[len(chat.tokens) // 2 :]  # an edit
         kept = len(chat.tokens)
         chat.tokens += self._text(self._chance.randint(5, 60))
-        slot = next((slot for slot, held in self._slots.items() if held.conversation is chat), None)
+        slot = next(
+            (slot for slot, held in self._slots.items() if cast("Any", chat) is held.conversation),
+            None,
+        )
         where, held = self._believe(chat, slot)
         self._send(chat, slot, (where, min(held, kept)))
 
@@ -158,7 +152,7 @@ class Check:
             named = {}
         else:
             named = {"id_slot": slot}
-        self._slots[slot] = Content()
+        self._slots[slot] = EMPTY
         self._cache.note_copies(self._slots.values())
         answer = self._engine.post(
             prompt=chat.tokens, n_predict=3, temperature=0, return_tokens=True, **named
@@ -170,7 +164,7 @@ class Check:
         chat.tokens += answer["tokens"]
         chat.turns += 1
         held = before + timings["predicted_n"] - 1
-        self._slots[slot] = Content(chat, held, blocks)
+        self._slots[slot] = SlotContent(cast("Any", chat), held, blocks)
         self._use(slot)
         self._compare()
 

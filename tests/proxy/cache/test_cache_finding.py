@@ -8,7 +8,7 @@ import pytest
 
 from proxy.cache.holders import Run
 from proxy.cache.miss_cause import CacheFacts, CacheKind, CachePlace, RecentPrompt, find_cause
-from proxy.cache.prompt import Hashes, read_prompt
+from proxy.cache.prompt import Prompt, read_prompt
 from proxy.observe.cache_finding import CacheFinding, Cause, cache_finding
 from proxy.observe.explanation import advice, cache_sentence
 from proxy.upstream.endpoint_kinds import EndpointKind
@@ -28,34 +28,35 @@ TALK = [say("system", RULES), say("user", STORY), say("assistant", "It does."), 
 NEXT = [*TALK, say("assistant", "Because of the slope."), say("user", "And then?")]
 
 
-def hashes(messages: list[dict[str, Any]], **members: Any) -> Hashes:
+def prompt_of(messages: list[dict[str, Any]], **members: Any) -> Prompt:
     prompt = read_prompt(EndpointKind.CHAT, "chat", {"messages": messages, **members})
     assert prompt
-    return Hashes(prompt.outline, prompt.blocks)
+    return prompt
 
 
-def tokens(of: Hashes) -> int:
+def tokens(of: Prompt) -> int:
     return of.outline.size_bytes // 4
 
 
 def decided(
-    before: list[dict[str, Any]] | Hashes,
-    now: list[dict[str, Any]] | Hashes,
+    before: list[dict[str, Any]] | Prompt,
+    now: list[dict[str, Any]] | Prompt,
     found: int,
     held: CachePlace = "slot",
     **more: Any,
 ) -> CacheFinding:
-    earlier = before if isinstance(before, Hashes) else hashes(before)
-    later = now if isinstance(now, Hashes) else hashes(now)
+    earlier = before if isinstance(before, Prompt) else prompt_of(before)
+    later = now if isinstance(now, Prompt) else prompt_of(now)
     is_same = more.pop("is_same", True)
     facts = CacheFacts(
         later,
         tokens(later),
         found,
         0,
-        "chat.0",
         held,
-        earlier=RecentPrompt("req_1", 0, RUN, 0.0, tokens(earlier), earlier, ()),
+        earlier=RecentPrompt(
+            "req_1", 0, RUN, 0.0, tokens(earlier), earlier.blocks, earlier.outline, ()
+        ),
         age_s=2.0,
         is_same_conversation=is_same,
     )
@@ -63,7 +64,7 @@ def decided(
 
 
 def test_a_conversation_that_goes_on_from_its_slot_finds_all() -> None:
-    found = decided(TALK, NEXT, tokens(hashes(TALK)) - 1)
+    found = decided(TALK, NEXT, tokens(prompt_of(TALK)) - 1)
     assert found.cause is Cause.ALL_FOUND
     assert "all that could be" in cache_sentence(found)
     assert advice(found.cause) is None
@@ -75,7 +76,7 @@ def test_a_changed_system_prompt_is_placed_by_message_and_token() -> None:
     found = decided(TALK, now, 103)
     assert (found.cause, found.message, found.token) == (Cause.SYSTEM_PROMPT_CHANGED, 0, 104)
     assert not found.is_about
-    total = tokens(hashes(now))
+    total = tokens(prompt_of(now))
     assert cache_sentence(found._replace(repeated=2)) == (
         f"message 0 differs at token 104 of {total}: "
         "your client changes its system prompt on every request"
@@ -114,7 +115,7 @@ def test_changed_tools_are_told(before: str | None, now: str | None) -> None:
         function = {"name": name, "description": "look at a page" * 9}
         return {"tools": [{"type": "function", "function": function}]} if name else {}
 
-    found = decided(hashes(TALK, **tools(before)), hashes(NEXT, **tools(now)), 9)
+    found = decided(prompt_of(TALK, **tools(before)), prompt_of(NEXT, **tools(now)), 9)
     assert (found.cause, found.role) == (Cause.TOOLS_CHANGED, "tools")
     assert cache_sentence(found).startswith("the list of tools differs at token 10 of")
 
@@ -136,7 +137,7 @@ def test_a_message_that_the_client_changed_is_told() -> None:
     found = decided(before, long, 225)
     assert (found.cause, found.message, found.role) == (Cause.MESSAGE_CHANGED, 1, "user")
     edited = [*TALK[:-1], say("user", "Why not?")]
-    assert decided(TALK, edited, tokens(hashes(TALK)) - 4).cause is Cause.ALL_FOUND
+    assert decided(TALK, edited, tokens(prompt_of(TALK)) - 4).cause is Cause.ALL_FOUND
 
 
 @pytest.mark.parametrize(
@@ -156,7 +157,7 @@ def test_a_message_that_the_client_changed_is_told() -> None:
 def test_what_became_of_the_cache_is_told(held: CachePlace, kind: CacheKind, cause: Cause) -> None:
     found = decided(TALK, NEXT, 0, held, kind=kind)
     assert found.cause is cause
-    assert found.lost == tokens(hashes(TALK))
+    assert found.lost == tokens(prompt_of(TALK))
     assert advice(cause)
     assert decided(TALK, NEXT, 0, held, kind=kind, is_cache_off=True).cause is Cause.CACHE_OFF
 
@@ -169,7 +170,7 @@ def test_a_window_is_to_blame_for_what_a_small_change_does_not_explain() -> None
 
 
 def test_the_first_request_tells_whether_its_conversation_began_before() -> None:
-    facts = CacheFacts(hashes(TALK), tokens(hashes(TALK)), 0, 0, "chat.0", "unknown")
+    facts = CacheFacts(prompt_of(TALK), tokens(prompt_of(TALK)), 0, 0, "unknown")
     found = find_cause(facts)
     assert (found.cause, found.lost) == (Cause.FIRST_REQUEST, 0)
     assert "first request of a conversation" in cache_sentence(found)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any, cast
 
 import pytest
 
-from proxy.cache.host_cache import HostCache
+from proxy.cache.host_cache import EMPTY, HostCache, SlotContent
 
 
-@dataclass(frozen=True)
-class Slot:
-    conversation: object | None = None
-    tokens: int = 0
-    blocks: tuple[int, ...] = ()
+def slot(
+    conversation: object | None = None, tokens: int = 0, blocks: tuple[int, ...] = ()
+) -> SlotContent:
+    return SlotContent(cast("Any", conversation), tokens, blocks)
 
 
-EMPTY = Slot()
-A, B, C, D = (Slot(name, 100, tuple(range(at, at + 6))) for at, name in enumerate("abcd", start=10))
+A, B, C, D = (slot(name, 100, tuple(range(at, at + 6))) for at, name in enumerate("abcd", start=10))
 
 
 def cache(tokens: int = 250) -> HostCache:
@@ -36,7 +34,7 @@ def test_the_oldest_copies_go_for_a_new_one() -> None:
 def test_copies_are_bounded_by_their_number_too() -> None:
     host_cache = cache(tokens=10**9)
     for number in range(1100):
-        host_cache.note_copies([Slot(number, 4, (number,))])
+        host_cache.note_copies([slot(number, 4, (number,))])
     assert host_cache.conversations == 1024
     assert not host_cache.holds(75)
     assert host_cache.holds(76)
@@ -44,7 +42,7 @@ def test_copies_are_bounded_by_their_number_too() -> None:
 
 def test_what_exceeds_the_limit_is_not_copied_and_removes_nothing() -> None:
     host_cache = cache()
-    host_cache.note_copies([A, Slot("b", 300)])
+    host_cache.note_copies([A, slot("b", 300)])
     assert host_cache.copied_tokens == [100]
     assert host_cache.absence_probability(300) == 1
 
@@ -52,7 +50,7 @@ def test_what_exceeds_the_limit_is_not_copied_and_removes_nothing() -> None:
 def test_a_later_turn_replaces_its_copy_but_an_edit_does_not() -> None:
     host_cache = cache(500)
     host_cache.note_copies([A, B])
-    host_cache.note_copies([Slot("a", 120, (*A.blocks, 1)), Slot("b", 80, (*B.blocks[:3], 7))])
+    host_cache.note_copies([slot("a", 120, (*A.blocks, 1)), slot("b", 80, (*B.blocks[:3], 7))])
     assert host_cache.copied_tokens == [100, 120, 80]
     assert host_cache.holds("b") == 80
 
@@ -61,7 +59,7 @@ def test_a_turn_that_drops_its_reasoning_leaves_the_copy_before() -> None:
     host_cache = cache(500)
     host_cache.note_copies([A])
     host_cache.note_found("a", 60)
-    host_cache.note_copies([Slot("a", 120, (*A.blocks, 1))])
+    host_cache.note_copies([slot("a", 120, (*A.blocks, 1))])
     assert host_cache.copied_tokens == [100, 120]
 
 
@@ -89,7 +87,7 @@ def test_a_new_conversation_takes_a_copy_that_begins_as_it_does(shared: int, hel
 
 def test_the_response_tells_whether_a_copy_was_taken() -> None:
     host_cache = cache(500)
-    host_cache.note_copies([A, Slot("b", 90)])
+    host_cache.note_copies([A, slot("b", 90)])
     host_cache.note_slot_taken(EMPTY, "new", (*A.blocks[:4], 1))
     host_cache.note_copies([A])  # it is in a slot too
     assert host_cache.copied_tokens == [90, 100]
@@ -103,7 +101,7 @@ def test_the_response_tells_whether_a_copy_was_taken() -> None:
 def test_absence_is_expected_by_room_and_then_by_what_returned() -> None:
     host_cache = cache(1000)
     assert host_cache.absence_probability(100) == 0
-    host_cache.note_copies([Slot(number, 100) for number in range(30)])
+    host_cache.note_copies([slot(number, 100) for number in range(30)])
     expected = host_cache.absence_probability(100)
     assert 0.7 < expected < 0.8
     for number in range(20, 30):

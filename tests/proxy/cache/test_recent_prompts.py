@@ -8,7 +8,7 @@ import pytest
 
 from proxy.cache.holders import Conversation, Run
 from proxy.cache.miss_cause import RecentPrompt, RecentPrompts, client_hash, recent_prompt
-from proxy.cache.prompt import Prompt, answer_hashes, read_prompt
+from proxy.cache.prompt import Prompt, read_prompt
 from proxy.upstream.endpoint_kinds import EndpointKind
 
 RULES = "Answer briefly, and only what you know. " * 20
@@ -33,9 +33,9 @@ def chat(system: str, *users: str) -> Prompt:
 
 
 def add(recent: RecentPrompts, system: str, *users: str, client: int = ME) -> RecentPrompt:
-    prompt, answer = chat(system, *users), answer_hashes(answer_to(users[-1]))
+    prompt, answer = chat(system, *users), answer_to(users[-1])
     made = recent_prompt("req_1", RUN, prompt, answer, (1.0, prompt.tokens), client)
-    recent.add(client, Conversation("chat", RUN), made)
+    recent.add(Conversation("chat", RUN), made)
     return made
 
 

@@ -9,17 +9,9 @@ import pytest
 
 from proxy.cache.fingerprint import ConversationFingerprint, RestoredSlot
 from proxy.cache.holders import Conversation, Run
+from proxy.cache.host_cache import EMPTY, SlotContent
 from proxy.cache.prompt import Prompt, read_prompt
-from proxy.cache.slot_map import (
-    EMPTY,
-    Busy,
-    Certainty,
-    Reserved,
-    Slot,
-    SlotContent,
-    SlotMap,
-    match_slots,
-)
+from proxy.cache.slot_map import CONFIRMED, GUESSED, SEEN, Slot, SlotMap, match_slots
 from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.engine_state import SlotState
 
@@ -400,24 +392,31 @@ def test_the_number_of_a_slot_that_was_never_used_is_known() -> None:
 
 # The rule by which slots are matched, as a table.
 
-BUSY, MINE = Busy("request"), Reserved("request")
-GUESSED, SEEN, CONFIRMED = Certainty.GUESSED, Certainty.SEEN, Certainty.CONFIRMED
+BUSY, MINE, OTHER = "busy", "mine", "other"
 
 
 def slot(
     id_slot: int,
     name: str | None,
     started_tick: int,
-    certainty: Certainty = GUESSED,
-    state: Reserved | Busy | None = None,
+    certainty: int = GUESSED,
+    holder: str | None = None,
     *,
     tokens: int = 10,
     task: int | None = None,
 ) -> Slot:
     """Return a slot with a conversation; freed after its request was sent, unless it is busy."""
     content = SlotContent(chat(name), tokens, (), task) if name else EMPTY
-    freed_tick = 0 if isinstance(state, Busy) or not started_tick else started_tick + 1
-    return Slot(id_slot, certainty, content, state, started_tick, freed_tick)
+    freed_tick = 0 if holder is BUSY or not started_tick else started_tick + 1
+    return Slot(
+        id_slot,
+        certainty,
+        content,
+        holder,
+        is_sent=holder is BUSY,
+        started_tick=started_tick,
+        freed_tick=freed_tick,
+    )
 
 
 @pytest.mark.parametrize(
@@ -484,13 +483,13 @@ def slot(
             id="a restored slot by its task, not by its size",
         ),
         pytest.param(
-            [slot(0, "a", 1), slot(1, "b", 3, state=Reserved("other"), tokens=50)],
+            [slot(0, "a", 1), slot(1, "b", 3, holder=OTHER, tokens=50)],
             [seen(0, 4, 9), seen(1, 6, 2)],
             [(0, CONFIRMED, "a"), (1, CONFIRMED, "b")],
             id="another request has the slot and may have changed it",
         ),
         pytest.param(
-            [slot(0, "a", 1), slot(1, "b", 3, state=MINE, tokens=50)],
+            [slot(0, "a", 1), slot(1, "b", 3, holder=MINE, tokens=50)],
             [seen(0, 4, 9), seen(1, 6, 2)],
             [(0, CONFIRMED, "a"), (1, GUESSED, None)],
             id="the request that asks has not changed it",
@@ -499,9 +498,9 @@ def slot(
     ],
 )
 def test_slots_are_matched(
-    slots: list[Slot], listed: list[SlotState], expected: list[tuple[int, Certainty, str | None]]
+    slots: list[Slot], listed: list[SlotState], expected: list[tuple[int, int, str | None]]
 ) -> None:
-    pending = next((slot for slot in slots if slot.state is MINE), None)
+    pending = next((slot for slot in slots if slot.holder is MINE), None)
     found = match_slots(slots, listed, pending)
     named = [
         (number, certainty, content.conversation)
