@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from proxy.apis.batch_completions import BatchCompletions
 from proxy.apis.forwarded import ForwardedEndpoints, ResponsesEndpoint
@@ -17,7 +18,7 @@ from proxy.auth.access import Access
 from proxy.auth.api_keys import Admission, ApiKeys
 from proxy.auth.keys_file import Key
 from proxy.auth.sessions import Sessions
-from proxy.batches.jobs import Jobs, JobStorage
+from proxy.batches.jobs import Jobs
 from proxy.batches.own_requests import OwnRequests
 from proxy.dashboard.dashboard import Dashboard
 from proxy.dashboard.host import DashboardHost
@@ -42,7 +43,7 @@ from proxy.router.estimator import Estimator
 from proxy.router.forecast import LoadForecaster
 from proxy.router.lease import SlotUse
 from proxy.router.router import Router
-from proxy.settings import ProxySettings
+from proxy.settings import JobSettings, ProxySettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,7 @@ class Backend:
     tls: RenewedContext | None = None  # the context of connections; None: made from the settings
     own_key: Key | None = None  # a key that is valid in addition to those of the API keys file
     warmer: PromptWarmer | None = None
-    jobs: JobStorage | None = None
+    jobs: tuple[Path, JobSettings] | None = None  # the private directory of jobs, their settings
     engine: EngineReader | None = None
     control: ModelControl | None = None
     ollama: OllamaHost | None = None
@@ -137,7 +138,7 @@ class App:
             sessions, requests = (self.sessions, self._access), self.requests
             yield Dashboard(core, backend.dashboard, *sessions, requests, forwarded.chat)
         if backend.jobs:
-            yield Jobs(core, own, backend.jobs)
+            yield Jobs(core, own, *backend.jobs)
         # The next two are imported here, because most daemons do not use them and save the memory.
         if backend.ollama and settings.ollama.is_on:
             from proxy.apis.ollama import OllamaEndpoints  # noqa: PLC0415

@@ -19,78 +19,45 @@ import errno
 import os
 import shutil
 import sqlite3
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Concatenate, Final, ParamSpec, TypeVar
 
 from proxy.common.background_tasks import worker_threads
 from proxy.errors import Draining, ProxyError, StorageFailed, StorageFull
 
 VERSION: Final = 1
 
-_TABLES: Final = (
-    """
+_TABLES: Final = """
     CREATE TABLE files (
         key INTEGER PRIMARY KEY AUTOINCREMENT,
-        id TEXT NOT NULL UNIQUE,
-        owner TEXT NOT NULL,
-        state TEXT NOT NULL,
-        filename TEXT NOT NULL,
-        size_bytes INTEGER NOT NULL,
-        created_at INTEGER NOT NULL,
-        expires_at INTEGER,
-        batch INTEGER,
-        is_error INTEGER NOT NULL DEFAULT 0
-    )
-    """,
-    """
+        id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, state TEXT NOT NULL, filename TEXT NOT NULL,
+        size_bytes INTEGER NOT NULL, created_at INTEGER NOT NULL, expires_at INTEGER,
+        batch INTEGER, is_error INTEGER NOT NULL DEFAULT 0
+    );
     CREATE TABLE lines (
-        file INTEGER NOT NULL,
-        number INTEGER NOT NULL,
-        data BLOB NOT NULL,
+        file INTEGER NOT NULL, number INTEGER NOT NULL, data BLOB NOT NULL,
         PRIMARY KEY (file, number)
-    )
-    """,
-    """
+    );
     CREATE TABLE batches (
         key INTEGER PRIMARY KEY AUTOINCREMENT,
-        id TEXT NOT NULL UNIQUE,
-        owner TEXT NOT NULL,
-        endpoint TEXT NOT NULL,
-        input_file INTEGER NOT NULL,
-        input_file_id TEXT NOT NULL,
-        status TEXT NOT NULL,
-        created_at INTEGER NOT NULL,
-        expires_at INTEGER NOT NULL,
-        in_progress_at INTEGER,
-        finalizing_at INTEGER,
-        completed_at INTEGER,
-        failed_at INTEGER,
-        expired_at INTEGER,
-        cancelling_at INTEGER,
-        cancelled_at INTEGER,
-        total INTEGER NOT NULL DEFAULT 0,
-        completed INTEGER NOT NULL DEFAULT 0,
+        id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, endpoint TEXT NOT NULL,
+        input_file INTEGER NOT NULL, input_file_id TEXT NOT NULL, status TEXT NOT NULL,
+        created_at INTEGER NOT NULL, expires_at INTEGER NOT NULL, in_progress_at INTEGER,
+        finalizing_at INTEGER, completed_at INTEGER, failed_at INTEGER, expired_at INTEGER,
+        cancelling_at INTEGER, cancelled_at INTEGER,
+        total INTEGER NOT NULL DEFAULT 0, completed INTEGER NOT NULL DEFAULT 0,
         failed INTEGER NOT NULL DEFAULT 0,
-        errors TEXT,
-        metadata TEXT,
-        output_file_id TEXT,
-        error_file_id TEXT,
-        output_ttl_s INTEGER
-    )
-    """,
-    "CREATE INDEX batches_by_status ON batches (status)",
-    """
+        errors TEXT, metadata TEXT, output_file_id TEXT, error_file_id TEXT, output_ttl_s INTEGER
+    );
+    CREATE INDEX batches_by_status ON batches (status);
     CREATE TABLE results (
-        batch INTEGER NOT NULL,
-        number INTEGER NOT NULL,
-        outcome TEXT NOT NULL,
-        data BLOB NOT NULL,
+        batch INTEGER NOT NULL, number INTEGER NOT NULL, outcome TEXT NOT NULL, data BLOB NOT NULL,
         PRIMARY KEY (batch, number)
-    )
-    """,
-)
+    );
+    PRAGMA user_version = 1
+"""
 
 
 def prepare(connection: sqlite3.Connection) -> None:
@@ -103,9 +70,8 @@ def prepare(connection: sqlite3.Connection) -> None:
         )
     if found == VERSION:
         return
-    for statement in _TABLES:
+    for statement in _TABLES.split(";"):
         connection.execute(statement)
-    connection.execute("PRAGMA user_version = 1")
 
 
 _PAGE_BYTES: Final = 4096
@@ -114,6 +80,7 @@ _LOG_MAX_BYTES: Final = 64 * 1024**2
 _LOCK_TIMEOUT_S: Final = 1.0
 
 Result = TypeVar("Result")
+P = ParamSpec("P")
 
 
 def run_in_transaction(
@@ -162,6 +129,7 @@ def open_connection(
 # A disk with less free space counts as full.
 _DISK_FULL_BYTES: Final = 64 * 1024**2
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_DISK_FULL: Final = "the disk that holds files and batches is full; free some of its space"
 _REASONS: Final = {
     sqlite3.SQLITE_BUSY: "another daemon uses it",
     sqlite3.SQLITE_CANTOPEN: "it cannot be opened",
@@ -173,38 +141,28 @@ _REASONS: Final = {
 }
 
 
-def has_full_disk(directory: Path) -> bool:
-    """Return whether the disk is full; otherwise a full database is at its own limit."""
-    try:
-        return shutil.disk_usage(directory).free < _DISK_FULL_BYTES
-    except OSError:
-        return True
-
-
-def sqlite_failure(error: sqlite3.Error, *, is_disk_full: bool) -> ProxyError | None:
+def storage_failure(error: sqlite3.Error | OSError, directory: Path) -> ProxyError | None:
     """Return the error for clients, None for a fault of ours."""
+    if isinstance(error, OSError):
+        if error.errno in _FULL:
+            return StorageFull(_DISK_FULL)
+        return StorageFailed(f"the database of jobs cannot be used: {error.strerror}")
+    try:
+        is_disk_full = shutil.disk_usage(directory).free < _DISK_FULL_BYTES
+    except OSError:
+        is_disk_full = True
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
     # On a full disk, opening the database fails with an I/O error.
-    if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and is_disk_full):
-        return _no_space(is_at_limit=not is_disk_full)
-    if reason := _REASONS.get(code):
-        return StorageFailed(f"the database of jobs cannot be used: {reason} ({error})")
-    return None
-
-
-def _no_space(*, is_at_limit: bool) -> StorageFull:
-    if is_at_limit:
+    if is_disk_full and code in {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}:
+        return StorageFull(_DISK_FULL)
+    if code == sqlite3.SQLITE_FULL:
         return StorageFull(
             "files and results of batches take all of their disk space; "
             "delete files, or raise total_bytes under [jobs]"
         )
-    return StorageFull("the disk that holds files and batches is full; free some of its space")
-
-
-def system_failure(error: OSError) -> ProxyError:
-    if error.errno in _FULL:
-        return _no_space(is_at_limit=False)
-    return StorageFailed(f"the database of jobs cannot be used: {error.strerror}")
+    if reason := _REASONS.get(code):
+        return StorageFailed(f"the database of jobs cannot be used: {reason} ({error})")
+    return None
 
 
 # Pauses between two attempts while the disk is full.
@@ -216,11 +174,11 @@ class Database:
 
     Args:
         retry_first_s: The first pause between two attempts while the disk is full; it doubles.
-        on_failure: Called with the reason when it can no longer be written, and with None when it
-            can be written again.
+        on_failure: Called with the reason when it can no longer be used, and with None when it
+            was written again.
 
     Attributes:
-        failure: Why it cannot be written, or None.
+        failure: Why it cannot be used, or None.
     """
 
     def __init__(
@@ -244,8 +202,13 @@ class Database:
     def exists(self) -> bool:
         return self.path.exists()
 
-    async def read(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
-        """Run `work` in a transaction.
+    async def run(
+        self,
+        work: Callable[Concatenate[sqlite3.Connection, P], Result],
+        *args: P.args,
+        **more: P.kwargs,
+    ) -> Result:
+        """Call `work` with the connection and its other arguments, in a transaction.
 
         Raises:
             StorageFull: There is no space left; nothing was written.
@@ -254,13 +217,9 @@ class Database:
         if self._is_closed:
             raise Draining("the server is stopping; retry later")
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, lambda: self._transaction(work))
-
-    async def write(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
-        """Run `work` like `read`, and note whether the database could be written."""
         try:
-            result, is_changed = await self.read(
-                lambda connection: _run_and_detect_changes(connection, work)
+            result, is_changed = await loop.run_in_executor(
+                self._thread, self._transaction, lambda connection: work(connection, *args, **more)
             )
         except (StorageFull, StorageFailed) as error:
             self._note(error.message)
@@ -269,17 +228,17 @@ class Database:
             self._note(None)
         return result
 
-    async def read_until_done(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
-        return await self._retry_until_done(lambda: self.read(work))
-
-    async def write_until_done(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
-        return await self._retry_until_done(lambda: self.write(work))
-
-    async def _retry_until_done(self, call: Callable[[], Awaitable[Result]]) -> Result:
+    async def run_until_done(
+        self,
+        work: Callable[Concatenate[sqlite3.Connection, P], Result],
+        *args: P.args,
+        **more: P.kwargs,
+    ) -> Result:
+        """Call `work` as `run` does; while that fails, try again after growing pauses."""
         pause_s = self._retry_first_s
         while True:
             try:
-                return await call()
+                return await self.run(work, *args, **more)
             except (StorageFull, StorageFailed):
                 await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _RETRY_MAX_S)
@@ -301,22 +260,22 @@ class Database:
 
     # In the database's thread.
 
-    def _transaction(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
+    def _transaction(self, work: Callable[[sqlite3.Connection], Result]) -> tuple[Result, bool]:
+        """Run `work`; return its result, and whether it changed a row."""
         try:
             if self._connection is None:
                 self._connection = self._open()
-            connection = self._connection
-            return run_in_transaction(connection, work)
-        except sqlite3.Error as error:
-            is_disk_full = has_full_disk(self.path.parent)
-            failure = sqlite_failure(error, is_disk_full=is_disk_full)
+            before = self._connection.total_changes
+            result = run_in_transaction(self._connection, work)
+            is_changed = self._connection.total_changes != before
+        except (sqlite3.Error, OSError) as error:
+            failure = storage_failure(error, self.path.parent)
             if failure is None:
                 raise
             if isinstance(failure, StorageFailed):
                 self._close()  # the next call opens it again
             raise failure from error
-        except OSError as error:
-            raise system_failure(error) from error
+        return result, is_changed
 
     def _open(self) -> sqlite3.Connection:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -332,11 +291,3 @@ class Database:
             with suppress(sqlite3.Error):
                 self._connection.close()
             self._connection = None
-
-
-def _run_and_detect_changes(
-    connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], Result]
-) -> tuple[Result, bool]:
-    before = connection.total_changes
-    result = work(connection)
-    return result, connection.total_changes != before

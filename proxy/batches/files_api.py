@@ -10,6 +10,7 @@ behind it. RFC 7578 for the form.
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Final
 
 from aiohttp import BodyPartReader, MultipartReader, web
@@ -24,12 +25,10 @@ from proxy.batches.runner import Runner
 from proxy.common.headers import RESPONSE_HEADERS
 from proxy.errors import (
     BadRequest,
-    NotFound,
     ProxyError,
     RequestTimeout,
     StorageFull,
     TooManyRequests,
-    quote,
 )
 from proxy.http.forms import MALFORMED, boundary_of, form_error, is_form, plain_filename
 from proxy.http.middleware import PATH_ID, Routes, json_response
@@ -54,9 +53,7 @@ class Upload:
 
     async def begin(self, filename: str) -> None:
         new = (self.id, self._owner, filename, self._tools.now())
-        self._key = await self._tools.database.write(
-            lambda connection: rows.begin_file(connection, new)
-        )
+        self._key = await self._tools.database.run(rows.begin_file, new)
 
     async def feed(self, piece: bytes) -> None:
         """Add bytes of the file; raise BadRequest above a limit."""
@@ -70,15 +67,7 @@ class Upload:
         if not size_bytes:
             raise BadRequest("the file is empty")
         expires_at = self._tools.now() + (ttl_s or self._tools.settings.keep_files_s)
-        await self._tools.database.write(
-            lambda connection: rows.finish_file(connection, self._key, size_bytes, expires_at)
-        )
-        found = await self._tools.database.read(
-            lambda connection: rows.find_file(connection, self._owner, self.id)
-        )
-        if found is None:  # only if it has already expired
-            raise BadRequest("the file has expired")
-        return found
+        return await self._tools.database.run(rows.finish_file, self._key, size_bytes, expires_at)
 
     async def _keep(self, lines: list[bytes]) -> None:
         self._lines += lines
@@ -89,15 +78,13 @@ class Upload:
     async def _write(self) -> None:
         lines, first = self._lines, self._written + 1
         self._lines, self._lines_bytes, self._written = [], 0, self._written + len(lines)
-        used_bytes = await self._tools.database.read(rows.used_bytes)
+        used_bytes = await self._tools.database.run(rows.used_bytes)
         if used_bytes > self._tools.settings.total_bytes * 3 // 4:
             raise StorageFull(
                 "files and results of batches take three quarters of their disk space; delete "
                 "files, or raise total_bytes under [jobs]"
             )
-        await self._tools.database.write(
-            lambda connection: rows.add_lines(connection, self._key, first, lines)
-        )
+        await self._tools.database.run(rows.add_lines, self._key, first, lines)
 
 
 _PARTS_MAX: Final = 16
@@ -163,7 +150,11 @@ async def _read(reader: MultipartReader, upload: Upload) -> int | None:
         raise BadRequest("the form has no file")
     if fields.get("purpose") != "batch":
         raise BadRequest('the purpose must be "batch"; no other is supported')
-    return _ttl_s(fields)
+    anchor, seconds = (fields.get(f"expires_after[{name}]") for name in ("anchor", "seconds"))
+    if anchor is None and seconds is None:
+        return None
+    is_number = seconds is not None and re.fullmatch("[0-9]{1,9}", seconds)
+    return check_ttl_s(anchor or "created_at", int(seconds) if seconds and is_number else None)
 
 
 async def _read_file(part: BodyPartReader, upload: Upload) -> None:
@@ -187,19 +178,10 @@ async def _read_text(part: BodyPartReader) -> str:
     return text.decode()
 
 
-def _ttl_s(fields: dict[str, str]) -> int | None:
-    seconds = fields.get("expires_after[seconds]")
-    anchor = fields.get("expires_after[anchor]", "created_at")
-    if seconds is None and "expires_after[anchor]" not in fields:
-        return None
-    is_number = seconds is not None and seconds.isascii() and seconds.isdecimal()
-    if anchor != "created_at" or not is_number or len(seconds or "") > 9:
+def check_ttl_s(anchor: object, seconds: object) -> int:
+    """Check `expires_after` and return its seconds; raises BadRequest."""
+    if anchor != "created_at" or not isinstance(seconds, int) or isinstance(seconds, bool):
         raise BadRequest("expires_after needs the anchor created_at and a number of seconds")
-    return check_ttl_s(int(seconds or ""))
-
-
-def check_ttl_s(seconds: int) -> int:
-    """Check a lifetime and return it; raise BadRequest if it is out of range."""
     if not _TTL_MIN_S <= seconds <= _TTL_MAX_S:
         raise BadRequest(f"expires_after must be {_TTL_MIN_S} to {_TTL_MAX_S} seconds")
     return seconds
@@ -252,15 +234,13 @@ class FilesEndpoint:
 
     async def list(self, request: web.BaseRequest) -> web.Response:
         limit, order = limit_of(request.query, _LIST_MAX, _LIST_MAX), order_of(request.query)
-        found = await self._tools.database.read(
-            lambda connection: rows.page_of_files(
-                connection,
-                owner_of(request[KEY]),
-                purpose=request.query.get("purpose"),
-                after=request.query.get("after"),
-                limit=limit,
-                order=order,
-            )
+        found = await self._tools.database.run(
+            rows.page_of_files,
+            owner_of(request[KEY]),
+            purpose=request.query.get("purpose"),
+            after=request.query.get("after"),
+            limit=limit,
+            order=order,
         )
         return json_response(page_object(found, [file_object(file) for file in found[:limit]]))
 
@@ -269,11 +249,7 @@ class FilesEndpoint:
 
     async def delete(self, request: web.BaseRequest) -> web.Response:
         owner, file_id = owner_of(request[KEY]), request[PATH_ID]
-        deleted = await self._tools.database.write(
-            lambda connection: rows.delete_file(connection, owner, file_id)
-        )
-        if deleted is None:
-            raise _no_such_file(file_id)
+        await self._tools.database.run(rows.delete_file, owner, file_id)
         self._runner.sweep_soon()
         return json_response({"id": file_id, "object": "file", "deleted": True})
 
@@ -293,9 +269,7 @@ class FilesEndpoint:
         """Send the lines; abort the connection if the file is deleted meanwhile."""
         after = sent_bytes = 0
         try:
-            while lines := await self._tools.database.read(
-                lambda connection: rows.file_content(connection, file, after)  # noqa: B023 (called at once)
-            ):
+            while lines := await self._tools.database.run(rows.file_content, file, after):
                 after = lines[-1].number
                 piece = b"".join(line.data for line in lines)
                 sent_bytes += len(piece)
@@ -307,13 +281,4 @@ class FilesEndpoint:
 
     async def _find(self, request: web.BaseRequest) -> StoredFile:
         owner, file_id = owner_of(request[KEY]), request[PATH_ID]
-        found = await self._tools.database.read(
-            lambda connection: rows.find_file(connection, owner, file_id)
-        )
-        if found is None:
-            raise _no_such_file(file_id)
-        return found
-
-
-def _no_such_file(file_id: str) -> NotFound:
-    return NotFound(f"there is no file {quote(file_id)}; GET /v1/files lists them")
+        return await self._tools.database.run(rows.find_file, owner, file_id)

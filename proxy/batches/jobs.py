@@ -5,9 +5,7 @@ Source: OpenAI's API reference, create batch; the limits of metadata too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,10 +20,10 @@ from proxy.batches.database import Database
 from proxy.batches.files_api import FilesEndpoint, check_ttl_s
 from proxy.batches.line_runner import Access, JobReporter, Tools, owner_of
 from proxy.batches.own_requests import OwnRequests
-from proxy.batches.records import COMPLETION_WINDOW, Batch, NewBatch
+from proxy.batches.records import COMPLETION_WINDOW, Batch
 from proxy.batches.runner import Places, Runner, places_of
 from proxy.endpoints.feature import Core, Feature
-from proxy.errors import BadRequest, NotFound, quote
+from proxy.errors import BadRequest
 from proxy.http.body import Bodies, check_complexity, members_of, read_body
 from proxy.http.middleware import PATH_ID, Routes, json_response
 from proxy.request.request import client_of
@@ -37,7 +35,12 @@ _METADATA_NAME_MAX: Final = 64
 _METADATA_VALUE_MAX: Final = 512
 
 
-def new_batch(members: Mapping[str, Any], owner: str) -> NewBatch:
+# Of a batch to create: the endpoint, the id of its file, its metadata as JSON, and the seconds for
+# which its results are kept.
+_NewBatch = tuple[str, str, str | None, int | None]
+
+
+def new_batch(members: Mapping[str, Any]) -> _NewBatch:
     """Parse the request for a batch; raise BadRequest if it is invalid."""
     file_id, endpoint = members.get("input_file_id"), members.get("endpoint")
     if not isinstance(file_id, str):
@@ -46,36 +49,30 @@ def new_batch(members: Mapping[str, Any], owner: str) -> NewBatch:
         raise BadRequest(f"the member endpoint must be one of {', '.join(ENDPOINTS)}")
     if members.get("completion_window") != COMPLETION_WINDOW:
         raise BadRequest(f'the member completion_window must be "{COMPLETION_WINDOW}"')
-    ttl_s = _ttl_s(members.get("output_expires_after"))
-    return NewBatch(owner, endpoint, file_id, _metadata(members.get("metadata")), ttl_s)
-
-
-def _ttl_s(policy: object) -> int | None:
-    if policy is None:
-        return None
-    match policy:
-        case {"anchor": "created_at", "seconds": int(seconds)} if not isinstance(seconds, bool):
-            return check_ttl_s(seconds)
-    raise BadRequest("output_expires_after needs the anchor created_at and seconds")
-
-
-def _metadata(given: object) -> str | None:
-    if given is None:
-        return None
-    if not isinstance(given, dict) or len(given) > _METADATA_MAX or not _are_short(given):
+    ttl_s = None
+    if (policy := members.get("output_expires_after")) is not None:
+        policy = policy if isinstance(policy, dict) else {}
+        ttl_s = check_ttl_s(policy.get("anchor"), policy.get("seconds"))
+    metadata = members.get("metadata")
+    if metadata is not None and not _is_metadata(metadata):
         raise BadRequest(
             f"metadata may have {_METADATA_MAX} members, each a string of up to "
             f"{_METADATA_VALUE_MAX} characters with a name of up to {_METADATA_NAME_MAX}"
         )
-    return orjson.dumps(given).decode()
+    shown = None if metadata is None else orjson.dumps(metadata).decode()
+    return endpoint, file_id, shown, ttl_s
 
 
-def _are_short(given: Mapping[str, object]) -> bool:
-    return all(
-        isinstance(value, str)
-        and len(value) <= _METADATA_VALUE_MAX
-        and len(name) <= _METADATA_NAME_MAX
-        for name, value in given.items()
+def _is_metadata(given: object) -> bool:
+    return (
+        isinstance(given, dict)
+        and len(given) <= _METADATA_MAX
+        and all(
+            isinstance(value, str)
+            and len(value) <= _METADATA_VALUE_MAX
+            and len(name) <= _METADATA_NAME_MAX
+            for name, value in given.items()
+        )
     )
 
 
@@ -100,45 +97,29 @@ class BatchesEndpoint:
         with self._bodies.share(client_of(request)) as share:
             body = await read_body(request, share)
             await check_complexity(body, share)
-            new = new_batch(members_of(body), owner_of(request[KEY]))
-        now, most = self._tools.now(), self._tools.settings.max_jobs
-        batch = await self._tools.database.write(
-            lambda connection: rows.create_batch(connection, new, now, most)
+            new = new_batch(members_of(body))
+        owner, now, most = owner_of(request[KEY]), self._tools.now(), self._tools.settings.max_jobs
+        batch = await self._tools.database.run(
+            rows.create_batch, owner, *new, now=now, max_jobs=most
         )
         self._runner.wake()
-        return self._batch_response(batch)
+        return json_response(self._object(batch))
 
     async def show(self, request: web.BaseRequest) -> web.Response:
         owner, batch_id = owner_of(request[KEY]), request[PATH_ID]
-        found = await self._tools.database.read(
-            lambda connection: rows.find_batch(connection, owner, batch_id)
-        )
-        if found is None:
-            raise _no_such_batch(batch_id)
-        return self._batch_response(found)
+        batch = await self._tools.database.run(rows.find_batch, owner, batch_id)
+        return json_response(self._object(batch))
 
     async def list(self, request: web.BaseRequest) -> web.Response:
         limit = limit_of(request.query, _LIST_DEFAULT, _LIST_MAX)
         owner, after = owner_of(request[KEY]), request.query.get("after")
-        found = await self._tools.database.read(
-            lambda connection: rows.page_of_batches(connection, owner, after, limit)
-        )
+        found = await self._tools.database.run(rows.page_of_batches, owner, after, limit)
         return json_response(page_object(found, [self._object(batch) for batch in found[:limit]]))
 
     async def cancel(self, request: web.BaseRequest) -> web.Response:
         owner, batch_id, now = owner_of(request[KEY]), request[PATH_ID], self._tools.now()
-        batch = await self._tools.database.write(
-            lambda connection: (
-                rows.find_batch(connection, owner, batch_id)
-                and rows.cancel_batch(connection, batch_id, now)
-            )
-        )
-        if batch is None:
-            raise _no_such_batch(batch_id)
+        batch = await self._tools.database.run(rows.cancel_batch, owner, batch_id, now)
         self._runner.cancel(batch_id)
-        return self._batch_response(batch)
-
-    def _batch_response(self, batch: Batch) -> web.Response:
         return json_response(self._object(batch))
 
     def _object(self, batch: Batch) -> dict[str, object]:
@@ -146,38 +127,29 @@ class BatchesEndpoint:
         return batch_object(batch, self._tools.database.failure or wait_reason)
 
 
-def _no_such_batch(batch_id: str) -> NotFound:
-    return NotFound(f"there is no batch {quote(batch_id)}; GET /v1/batches lists them")
-
-
 _FILE_NAME: Final = "jobs.sqlite"
 
 
-@dataclass(frozen=True, slots=True)
-class JobStorage:
-    """The private directory of jobs and their limits; `now` returns Unix time."""
-
-    directory: Path
-    settings: JobSettings = field(default_factory=JobSettings)
-    now: Callable[[], int] = lambda: int(datetime.now(tz=UTC).timestamp())
-
-
 class Jobs(Feature):
-    """Files and batches: the endpoints, and the task that computes batches."""
+    """Files and batches: the endpoints, and the task that computes batches.
 
-    def __init__(self, core: Core, requests: OwnRequests, storage: JobStorage) -> None:
+    `directory` is private.
+    """
+
+    def __init__(
+        self, core: Core, requests: OwnRequests, directory: Path, settings: JobSettings
+    ) -> None:
         self._core = core
         self._reporter = JobReporter(core.metrics.emit)
         self._database = Database(
-            storage.directory / _FILE_NAME, storage.settings.total_bytes, self._reporter.note_pause
+            directory / _FILE_NAME, settings.total_bytes, self._reporter.note_pause
         )
         self._tools = Tools(
             database=self._database,
             requests=requests,
             access=Access(core.keys, core.loader),
-            settings=storage.settings,
+            settings=settings,
             reporter=self._reporter,
-            now=storage.now,
         )
         self._runner = Runner(Places(self._places_of), self._tools, core.settings)
 

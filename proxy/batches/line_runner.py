@@ -16,6 +16,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final
 
 from prometheus_client import Metric
@@ -64,13 +65,6 @@ class Access:
         key = self._keys.find_key(owner)
         return names.visible(key.models) if key else None
 
-    @staticmethod
-    def client(owner: str) -> str:
-        return owner or _NOBODY
-
-
-_PREFIX: Final = "corral_"
-
 
 class JobReporter:
     """Emits events about batches, and counts since the start."""
@@ -111,7 +105,7 @@ class JobReporter:
         return self._waits.get(batch.id)
 
     def note_pause(self, reason: str | None) -> None:
-        """Note why the database cannot be written; None if it can be written again."""
+        """Note why the database cannot be used; None if it can be again."""
         self._is_paused = reason is not None
         if reason is None:
             self._emit("batches.resumed")
@@ -119,24 +113,27 @@ class JobReporter:
             self._emit("batches.paused", reason=reason)
 
     def collect(self) -> Iterator[Metric]:
-        statuses = Counter(self._active.values())
-        text = "Batches that have not ended, by status."
-        gauge = GaugeMetricFamily(_PREFIX + "batches", text, labels=("status",))
-        for status in ACTIVE:
-            gauge.add_metric((status,), statuses[status])
-        yield gauge
-        text = "Batches that have ended, by status."
-        ended = CounterMetricFamily(_PREFIX + "batches_ended", text, labels=("status",))
-        for status, count in self._ended.items():
-            ended.add_metric((status,), count)
-        yield ended
-        text = "Lines of batches with a result, by outcome."
-        lines = CounterMetricFamily(_PREFIX + "batch_lines", text, labels=("outcome",))
-        for outcome, count in self._lines.items():
-            lines.add_metric((outcome,), count)
-        yield lines
-        text = "Whether batches are paused because their database cannot be written."
-        yield GaugeMetricFamily(_PREFIX + "batches_paused", text, value=float(self._is_paused))
+        active = Counter(self._active.values())
+        batches = GaugeMetricFamily(
+            "corral_batches", "Batches that have not ended, by status.", labels=("status",)
+        )
+        ended = CounterMetricFamily(
+            "corral_batches_ended", "Batches that have ended, by status.", labels=("status",)
+        )
+        lines = CounterMetricFamily(
+            "corral_batch_lines", "Lines of batches with a result, by outcome.", labels=("outcome",)
+        )
+        counts = ((status, active[status]) for status in ACTIVE)
+        for family, found in (
+            (batches, counts),
+            (ended, self._ended.items()),
+            (lines, self._lines.items()),
+        ):
+            for label, count in found:
+                family.add_metric((label,), count)
+            yield family
+        text = "Whether batches are paused because their database cannot be used."
+        yield GaugeMetricFamily("corral_batches_paused", text, value=float(self._is_paused))
 
 
 _BUSY: Final = frozenset({429, 503})
@@ -183,7 +180,7 @@ class Tools:
     access: Access
     settings: JobSettings
     reporter: JobReporter
-    now: Callable[[], int]
+    now: Callable[[], int] = lambda: int(datetime.now(tz=UTC).timestamp())
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
 
 
@@ -203,14 +200,12 @@ async def run_line(
     """
     request_id = new_id("req_")
     answer = await _final_answer(batch, request, request_id, tools, pause)
-    result = lines_module.answer_result(line.number, request.custom_id, request_id, answer)
+    result = lines_module.result_of(line.number, request.custom_id, answer, request_id)
     await store(batch, [result], tools)
 
 
 async def store(batch: Batch, results: list[LineResult], tools: Tools) -> None:
-    await tools.database.write_until_done(
-        lambda connection: rows.store_result(connection, batch.key, results)
-    )
+    await tools.database.run_until_done(rows.store_result, batch.key, results)
     tools.reporter.note_storage(batch, [result.outcome for result in results])
 
 
@@ -225,7 +220,7 @@ async def _final_answer(
         answer = await tools.requests.answer(
             batch.endpoint,
             request.members,
-            client=tools.access.client(batch.owner),
+            client=batch.owner or _NOBODY,
             names=names,
             request_id=request_id,
         )

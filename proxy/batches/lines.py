@@ -161,14 +161,20 @@ _EXPIRED: Final = {
 }
 
 
-def answer_result(number: int, custom_id: str, request_id: str, answer: OwnAnswer) -> LineResult:
-    response = {"status_code": answer.status, "request_id": request_id, "body": _body(answer.body)}
-    outcome: Outcome = "completed" if answer.status < HTTPStatus.BAD_REQUEST else "failed"
-    return LineResult(number, outcome, _line(custom_id, response, None))
-
-
-def expired_result(number: int, custom_id: str) -> LineResult:
-    return LineResult(number, "expired", _line(custom_id, None, _EXPIRED))
+def result_of(
+    number: int, custom_id: str, answer: OwnAnswer | None, request_id: str = ""
+) -> LineResult:
+    """Return the result of a line; without an answer it has expired."""
+    outcome: Outcome = "expired"
+    members: dict[str, object] = {"id": new_id("batch_req_"), "custom_id": custom_id}
+    members |= {"response": None, "error": None}
+    if answer is None:
+        members["error"] = _EXPIRED
+    else:
+        outcome = "completed" if answer.status < HTTPStatus.BAD_REQUEST else "failed"
+        body = _body(answer.body)
+        members["response"] = {"status_code": answer.status, "request_id": request_id, "body": body}
+    return LineResult(number, outcome, orjson.dumps(members, option=orjson.OPT_APPEND_NEWLINE))
 
 
 def message_of(body: bytes) -> str:
@@ -176,16 +182,6 @@ def message_of(body: bytes) -> str:
         return str(orjson.loads(body)["error"]["message"])
     except (orjson.JSONDecodeError, KeyError, TypeError):
         return "the request failed"
-
-
-def _line(custom_id: str, response: object, error: object) -> bytes:
-    members = {
-        "id": new_id("batch_req_"),
-        "custom_id": custom_id,
-        "response": response,
-        "error": error,
-    }
-    return orjson.dumps(members, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def _body(body: bytes) -> Any:

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 
 def new_id(prefix: str) -> str:
     return prefix + os.urandom(12).hex()
 
 
-Status = Literal[
-    "validating",
-    "failed",
-    "in_progress",
-    "finalizing",
-    "completed",
-    "expired",
-    "cancelling",
-    "cancelled",
-]
+Active = Literal["validating", "in_progress", "finalizing", "cancelling"]
+Status = Literal[Active, "completed", "failed", "expired", "cancelled"]
 Outcome = Literal["completed", "failed", "expired"]  # of a line
 End = Literal["completed", "expired", "cancelled"]
 
-ACTIVE: Final[tuple[Status, ...]] = ("validating", "in_progress", "finalizing", "cancelling")
-ENDED: Final[tuple[Status, ...]] = ("completed", "failed", "expired", "cancelled")
+ACTIVE: Final[tuple[Status, ...]] = get_args(Active)
+ENDED: Final[tuple[Status, ...]] = tuple(
+    status for status in get_args(Status) if status not in ACTIVE
+)
 COMPLETION_WINDOW: Final = "24h"
 WINDOW_S: Final = 86_400
 
@@ -83,15 +77,6 @@ class Batch:
     @property
     def is_active(self) -> bool:
         return self.status in ACTIVE
-
-
-@dataclass(frozen=True, slots=True)
-class NewBatch:
-    owner: str
-    endpoint: str
-    input_file_id: str
-    metadata: str | None
-    output_ttl_s: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ a second result for a line impossible.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, Literal
 
 from proxy.batches.records import (
@@ -16,12 +16,12 @@ from proxy.batches.records import (
     Batch,
     End,
     LineResult,
-    NewBatch,
+    Status,
     StoredFile,
     StoredLine,
     new_id,
 )
-from proxy.errors import BadRequest, Conflict, TooManyRequests, quote
+from proxy.errors import BadRequest, Conflict, NotFound, TooManyRequests, quote
 
 _PAGE_BYTES: Final = 1024**2
 # Rows removed in one transaction; some are large.
@@ -45,33 +45,37 @@ def add_lines(connection: sqlite3.Connection, key: int, first: int, lines: Itera
     )
 
 
-def finish_file(connection: sqlite3.Connection, key: int, size_bytes: int, expires_at: int) -> None:
-    connection.execute(
-        "UPDATE files SET state = 'ready', size_bytes = ?, expires_at = ? WHERE key = ?",
+def finish_file(
+    connection: sqlite3.Connection, key: int, size_bytes: int, expires_at: int
+) -> StoredFile:
+    row = connection.execute(
+        "UPDATE files SET state = 'ready', size_bytes = ?, expires_at = ? WHERE key = ? "
+        "RETURNING *",
         (size_bytes, expires_at, key),
-    )
+    ).fetchone()
+    return StoredFile(**row)
 
 
-def abandon_file(connection: sqlite3.Connection, key: int) -> None:
-    connection.execute("UPDATE files SET state = 'deleted' WHERE key = ?", (key,))
-
-
-def find_file(connection: sqlite3.Connection, owner: str, file_id: str) -> StoredFile | None:
+def _select_file(connection: sqlite3.Connection, owner: str, file_id: str) -> StoredFile | None:
     row = connection.execute(
         "SELECT * FROM files WHERE id = ? AND owner = ? AND state = 'ready'", (file_id, owner)
     ).fetchone()
     return StoredFile(**row) if row else None
 
 
-def delete_file(connection: sqlite3.Connection, owner: str, file_id: str) -> StoredFile | None:
-    """Delete a file; return it, or None if it does not exist. Raises Conflict: a batch reads it."""
+def find_file(connection: sqlite3.Connection, owner: str, file_id: str) -> StoredFile:
+    """Return a file; raises NotFound."""
+    if (file := _select_file(connection, owner, file_id)) is None:
+        raise NotFound(f"there is no file {quote(file_id)}; GET /v1/files lists them")
+    return file
+
+
+def delete_file(connection: sqlite3.Connection, owner: str, file_id: str) -> None:
+    """Delete a file; raises NotFound, or Conflict: a batch reads it."""
     file = find_file(connection, owner, file_id)
-    if file is None:
-        return None
     if reader := _reader(connection, file.key):
         raise Conflict(f"{reader} still reads {file_id}; cancel it first, or wait for its end")
-    abandon_file(connection, file.key)
-    return file
+    connection.execute("UPDATE files SET state = 'deleted' WHERE key = ?", (file.key,))
 
 
 def _reader(connection: sqlite3.Connection, key: int) -> str | None:
@@ -194,20 +198,35 @@ def _remove(connection: sqlite3.Connection, file: StoredFile) -> int:
 _RETRY_AFTER_S: Final = 60
 
 
-def create_batch(connection: sqlite3.Connection, new: NewBatch, now: int, max_jobs: int) -> Batch:
+def create_batch(  # noqa: PLR0913 (the columns of a new row)
+    connection: sqlite3.Connection,
+    owner: str,
+    endpoint: str,
+    input_file_id: str,
+    metadata: str | None,
+    output_ttl_s: int | None,
+    *,
+    now: int,
+    max_jobs: int,
+) -> Batch:
     """Add a batch.
 
     Raises:
         BadRequest: Its file does not exist.
         TooManyRequests: Too many batches have not ended.
     """
-    file = find_file(connection, new.owner, new.input_file_id)
+    file = _select_file(connection, owner, input_file_id)
     if file is None or file.batch is not None:
         raise BadRequest(
-            f"there is no file {quote(new.input_file_id)} with the purpose batch; "
+            f"there is no file {quote(input_file_id)} with the purpose batch; "
             "upload it with POST /v1/files"
         )
-    if active_count(connection, new.owner) >= max_jobs:
+    active = connection.execute(
+        "SELECT COUNT(*) FROM batches WHERE owner = ? AND status IN "
+        "('validating', 'in_progress', 'finalizing', 'cancelling')",
+        (owner,),
+    )
+    if active.fetchone()[0] >= max_jobs:
         raise TooManyRequests(
             f"{max_jobs} batches have not ended, the limit of a client (max_jobs under [jobs]); "
             "wait until one ends, or cancel one",
@@ -218,8 +237,8 @@ def create_batch(connection: sqlite3.Connection, new: NewBatch, now: int, max_jo
         "INSERT INTO batches (id, owner, endpoint, input_file, input_file_id, status, created_at, "
         "expires_at, metadata, output_ttl_s) VALUES (?, ?, ?, ?, ?, 'validating', ?, ?, ?, ?)",
         (
-            *(batch_id, new.owner, new.endpoint, file.key, file.id),
-            *(now, now + WINDOW_S, new.metadata, new.output_ttl_s),
+            *(batch_id, owner, endpoint, file.key, file.id),
+            *(now, now + WINDOW_S, metadata, output_ttl_s),
         ),
     )
     return batch_of_id(connection, batch_id)
@@ -230,11 +249,14 @@ def batch_of_id(connection: sqlite3.Connection, batch_id: str) -> Batch:
     return Batch(**row)
 
 
-def find_batch(connection: sqlite3.Connection, owner: str, batch_id: str) -> Batch | None:
+def find_batch(connection: sqlite3.Connection, owner: str, batch_id: str) -> Batch:
+    """Return a batch; raises NotFound."""
     row = connection.execute(
         "SELECT * FROM batches WHERE id = ? AND owner = ?", (batch_id, owner)
     ).fetchone()
-    return Batch(**row) if row else None
+    if row is None:
+        raise NotFound(f"there is no batch {quote(batch_id)}; GET /v1/batches lists them")
+    return Batch(**row)
 
 
 def page_of_batches(
@@ -259,66 +281,41 @@ def active_batches(connection: sqlite3.Connection) -> list[Batch]:
     return [Batch(**row) for row in rows]
 
 
-def active_count(connection: sqlite3.Connection, owner: str) -> int:
-    found = connection.execute(
-        "SELECT COUNT(*) FROM batches WHERE owner = ? AND status IN "
-        "('validating', 'in_progress', 'finalizing', 'cancelling')",
-        (owner,),
-    )
-    return int(found.fetchone()[0])
+# The statuses from which a batch may change to a status.
+_BEFORE: Final[Mapping[Status, tuple[Status, ...]]] = {
+    "in_progress": ("validating",),
+    "failed": ("validating",),
+    "cancelling": ("validating", "in_progress"),
+    "finalizing": ("in_progress",),
+    "completed": ("finalizing",),
+    "expired": ("validating", "finalizing"),  # validating: its lines were never computed
+    "cancelled": ("cancelling",),
+}
 
 
-def begin_batch(connection: sqlite3.Connection, batch_id: str, total: int, now: int) -> Batch:
-    """Note that all lines are valid."""
+def set_status(
+    connection: sqlite3.Connection, batch_id: str, status: Status, now: int, /, **more: object
+) -> Batch:
+    """Change the status, unless the present one forbids it, and `more` columns of a batch."""
+    columns = ", ".join(f"{name} = ?" for name in ("status", f"{status}_at", *more))
+    before = ", ".join("?" * len(_BEFORE[status]))
     connection.execute(
-        "UPDATE batches SET status = 'in_progress', in_progress_at = ?, total = ? "
-        "WHERE id = ? AND status = 'validating'",
-        (now, total, batch_id),
+        f"UPDATE batches SET {columns} WHERE id = ? AND status IN ({before})",  # noqa: S608 (names of ours)
+        (status, now, *more.values(), batch_id, *_BEFORE[status]),
     )
     return batch_of_id(connection, batch_id)
 
 
-def fail_batch(connection: sqlite3.Connection, batch_id: str, errors: str, now: int) -> Batch:
-    """Note that lines are invalid; no line will be computed."""
-    connection.execute(
-        "UPDATE batches SET status = 'failed', failed_at = ?, errors = ? "
-        "WHERE id = ? AND status = 'validating'",
-        (now, errors, batch_id),
-    )
-    return batch_of_id(connection, batch_id)
-
-
-def cancel_batch(connection: sqlite3.Connection, batch_id: str, now: int) -> Batch:
+def cancel_batch(connection: sqlite3.Connection, owner: str, batch_id: str, now: int) -> Batch:
     """Begin to cancel a batch, unless that has begun.
 
-    Raises Conflict: it has ended, or is finalizing.
+    Raises NotFound, or Conflict: it has ended, or is finalizing.
     """
-    connection.execute(
-        "UPDATE batches SET status = 'cancelling', cancelling_at = ? "
-        "WHERE id = ? AND status IN ('validating', 'in_progress')",
-        (now, batch_id),
-    )
-    batch = batch_of_id(connection, batch_id)
+    find_batch(connection, owner, batch_id)
+    batch = set_status(connection, batch_id, "cancelling", now)
     if batch.status != "cancelling":
         raise Conflict(f"cannot cancel a batch with the status {batch.status}")
     return batch
-
-
-def finalize_batch(connection: sqlite3.Connection, batch_id: str, now: int) -> Batch:
-    """Note that all lines are done, unless the batch is being cancelled."""
-    connection.execute(
-        "UPDATE batches SET status = 'finalizing', finalizing_at = ? "
-        "WHERE id = ? AND status = 'in_progress'",
-        (now, batch_id),
-    )
-    return batch_of_id(connection, batch_id)
-
-
-_END_SQL: Final = {
-    "completed": "UPDATE batches SET status = 'completed', completed_at = ? WHERE key = ?",
-    "expired": "UPDATE batches SET status = 'expired', expired_at = ? WHERE key = ?",
-    "cancelled": "UPDATE batches SET status = 'cancelled', cancelled_at = ? WHERE key = ?",
-}
 
 
 def pending_lines(
@@ -342,12 +339,11 @@ def store_result(connection: sqlite3.Connection, key: int, results: Sequence[Lin
             (key, result.number, result.outcome, result.data),
         )
         if added.rowcount:
-            if result.outcome == "completed":
-                connection.execute(
-                    "UPDATE batches SET completed = completed + 1 WHERE key = ?", (key,)
-                )
-            else:
-                connection.execute("UPDATE batches SET failed = failed + 1 WHERE key = ?", (key,))
+            is_completed = result.outcome == "completed"
+            connection.execute(
+                "UPDATE batches SET completed = completed + ?, failed = failed + ? WHERE key = ?",
+                (is_completed, not is_completed, key),
+            )
 
 
 def has_expired_lines(connection: sqlite3.Connection, key: int) -> bool:
@@ -362,14 +358,12 @@ def end_batch(
 ) -> Batch:
     """End a batch, and create its result files."""
     expires_at = now + (batch.output_ttl_s or ttl_s)
-    for is_error, statement in (
-        (0, "UPDATE batches SET output_file_id = ? WHERE key = ?"),
-        (1, "UPDATE batches SET error_file_id = ? WHERE key = ?"),
-    ):
-        if file_id := _add_file(connection, batch, is_error, now, expires_at):
-            connection.execute(statement, (file_id, batch.key))
-    connection.execute(_END_SQL[status], (now, batch.key))
-    return batch_of_id(connection, batch.id)
+    output, errors = (
+        _add_file(connection, batch, is_error, now, expires_at) for is_error in (0, 1)
+    )
+    return set_status(
+        connection, batch.id, status, now, output_file_id=output, error_file_id=errors
+    )
 
 
 def _add_file(

@@ -19,11 +19,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from proxy.batches import lines as lines_module
 from proxy.batches import rows
 from proxy.batches.line_runner import KeyGone, Tools, run_line, store
-from proxy.batches.lines import RequestLine, Validation, is_blank, read_valid_line
-from proxy.batches.records import Batch, End, StoredLine
+from proxy.batches.lines import RequestLine, Validation, is_blank, read_valid_line, result_of
+from proxy.batches.records import Batch, End, Status, StoredLine
 from proxy.errors import ProxyError
 from proxy.settings import JobSettings, ProxySettings
 
@@ -156,24 +155,17 @@ class Job:
         validation = Validation(self._batch.endpoint, self._settings, names.resolve)
         after = 0
         while not validation.is_full:
-            lines = await self._tools.database.read_until_done(
-                functools.partial(rows.lines_of, key=self._batch.input_file, after=after)
+            lines = await self._tools.database.run_until_done(
+                rows.lines_of, self._batch.input_file, after
             )
             await asyncio.to_thread(validation.add_all, lines)
             if not lines:
                 break
             after = lines[-1].number
-        errors, total, now = validation.errors(), validation.total, self._tools.now()
-        batch_id = self._batch.id
-        self._note(
-            await self._tools.database.write_until_done(
-                lambda connection: (
-                    rows.fail_batch(connection, batch_id, errors, now)
-                    if errors
-                    else rows.begin_batch(connection, batch_id, total, now)
-                )
-            )
-        )
+        if errors := validation.errors():
+            await self._set_status("failed", errors=errors)
+        else:
+            await self._set_status("in_progress", total=validation.total)
 
     async def _compute(self) -> None:
         after = 0
@@ -212,27 +204,29 @@ class Job:
             return ""
 
     async def _pending(self, after: int, most: int) -> list[StoredLine]:
-        return await self._tools.database.read_until_done(
-            lambda connection: rows.pending_lines(connection, self._batch, after, most)
+        return await self._tools.database.run_until_done(
+            rows.pending_lines, self._batch, after, most
         )
 
     # The end.
 
     async def _end(self) -> None:
-        database, batch_id, now = self._tools.database, self._batch.id, self._tools.now()
-        change = rows.cancel_batch if self._is_cancelled else rows.finalize_batch
-        self._note(
-            await database.write_until_done(lambda connection: change(connection, batch_id, now))
-        )
+        await self._set_status("cancelling" if self._is_cancelled else "finalizing")
         status: End = "cancelled" if self._batch.status == "cancelling" else "expired"
         if self._batch.status == "finalizing":
             status = await self._complete()
-        ttl_s = self._tools.settings.keep_files_s
+        now, ttl_s = self._tools.now(), self._tools.settings.keep_files_s
         self._note(
-            await database.write_until_done(
-                lambda connection: rows.end_batch(
-                    connection, self._batch, status, self._tools.now(), ttl_s
-                )
+            await self._tools.database.run_until_done(
+                rows.end_batch, self._batch, status, now, ttl_s
+            )
+        )
+
+    async def _set_status(self, status: Status, **more: object) -> None:
+        batch_id, now = self._batch.id, self._tools.now()
+        self._note(
+            await self._tools.database.run_until_done(
+                rows.set_status, batch_id, status, now, **more
             )
         )
 
@@ -241,13 +235,13 @@ class Job:
         while lines := await self._pending(after, _EXPIRED_AT_ONCE):
             after = lines[-1].number
             results = [
-                lines_module.expired_result(line.number, read_valid_line(line.data).custom_id)
+                result_of(line.number, read_valid_line(line.data).custom_id, None)
                 for line in lines
                 if not is_blank(line.data)
             ]
             await store(self._batch, results, self._tools)
-        has_expired = await self._tools.database.read_until_done(
-            lambda connection: rows.has_expired_lines(connection, self._batch.key)
+        has_expired = await self._tools.database.run_until_done(
+            rows.has_expired_lines, self._batch.key
         )
         return "expired" if has_expired else "completed"
 
@@ -296,7 +290,7 @@ class Runner:
                     await self._begin(group)
 
     async def _begin(self, group: asyncio.TaskGroup) -> None:
-        for batch in await self._tools.database.read_until_done(rows.active_batches):
+        for batch in await self._tools.database.run_until_done(rows.active_batches):
             if batch.id not in self._jobs:
                 self._jobs[batch.id] = Job(batch, self._places, self._tools, self._settings)
                 group.create_task(self._run(batch))
@@ -320,9 +314,7 @@ class Runner:
 
     async def _sweep_all(self) -> None:
         database, now = self._tools.database, self._tools.now()
-        await database.write_until_done(lambda connection: rows.expire_files(connection, now))
+        await database.run_until_done(rows.expire_files, now)
         is_left = True
         while is_left:
-            is_left = await database.write_until_done(
-                lambda connection: rows.sweep_files(connection, frozenset(self.uploading))
-            )
+            is_left = await database.run_until_done(rows.sweep_files, self.uploading)

@@ -15,7 +15,6 @@ import functools
 from collections.abc import Callable
 
 from proxy.app import App, Backend
-from proxy.batches.jobs import JobStorage
 from proxy.endpoints.prometheus import Metrics
 from proxy.nodes.nodes import Nodes
 from proxy.router.router import Router
@@ -233,7 +232,7 @@ class DaemonParts:
             tls=self.certificate.context,
             own_key=self.desktop_key.key if self.desktop_key else None,
             warmer=PromptWarmerAdapter(fleet, self.router, self._prefix_files, self.events.emit),
-            jobs=JobStorage(self.directories.jobs, self.settings.jobs),
+            jobs=(self.directories.jobs, self.settings.jobs),
             engine=models,
             control=models,
             ollama=OllamaHostAdapter(fleet, admission, files),

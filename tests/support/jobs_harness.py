@@ -15,7 +15,7 @@ from proxy.batches import rows
 from proxy.batches.database import Database
 from proxy.batches.line_runner import Access, JobReporter, Tools
 from proxy.batches.own_requests import OwnAnswer, OwnRequests
-from proxy.batches.records import Batch, NewBatch, StoredFile
+from proxy.batches.records import Batch, StoredFile
 from proxy.batches.runner import Job, Places
 from proxy.observe.record import discard
 from proxy.request.models import ModelNames
@@ -113,27 +113,18 @@ class JobsHarness:
         await asyncio.to_thread(self.database.close, wait=True)
 
     async def file(self, lines: Sequence[bytes], owner: str = "") -> StoredFile:
-        key = await self.database.write(
-            lambda connection: rows.begin_file(
-                connection, (f"file-{owner}", owner, "a.jsonl", self.now)
-            )
+        key = await self.database.run(
+            rows.begin_file, (f"file-{owner}", owner, "a.jsonl", self.now)
         )
-        await self.database.write(lambda connection: rows.add_lines(connection, key, 1, lines))
+        await self.database.run(rows.add_lines, key, 1, lines)
         size_bytes = sum(map(len, lines))
-        await self.database.write(
-            lambda connection: rows.finish_file(connection, key, size_bytes, self.now + 10**6)
-        )
-        found = await self.database.read(
-            lambda connection: rows.find_file(connection, owner, f"file-{owner}")
-        )
-        assert found
-        return found
+        await self.database.run(rows.finish_file, key, size_bytes, self.now + 10**6)
+        return await self.database.run(rows.find_file, owner, f"file-{owner}")
 
     async def batch(self, *lines: bytes, owner: str = "") -> Batch:
         file = await self.file(lines, owner)
-        new = NewBatch(owner, CHAT, file.id, None, None)
-        return await self.database.write(
-            lambda connection: rows.create_batch(connection, new, self.now, 9)
+        return await self.database.run(
+            rows.create_batch, owner, CHAT, file.id, None, None, now=self.now, max_jobs=9
         )
 
     def job(self, batch: Batch) -> Job:
@@ -145,22 +136,14 @@ class JobsHarness:
         return await self.state(batch)
 
     async def state(self, batch: Batch) -> Batch:
-        return await self.database.read(lambda connection: rows.batch_of_id(connection, batch.id))
+        return await self.database.run(rows.batch_of_id, batch.id)
 
     async def lines(self, file_id: str | None, owner: str = "") -> list[dict[str, Any]]:
         """The lines of a file of results."""
         if file_id is None:
             return []
-        file = await self.database.read(
-            lambda connection: rows.find_file(connection, owner, file_id)
-        )
-        assert file
-        text = b"".join(
-            line.data
-            for line in await self.database.read(
-                lambda connection: rows.file_content(connection, file, 0)
-            )
-        )
+        file = await self.database.run(rows.find_file, owner, file_id)
+        text = b"".join(line.data for line in await self.database.run(rows.file_content, file, 0))
         assert len(text) == file.size_bytes
         return [json.loads(line) for line in text.splitlines()]
 

@@ -25,7 +25,7 @@ async def test_no_shared_memory_is_mapped_when_it_is_opened_again(jobs: JobsHarn
     await jobs.file([b"{}\n"])
     await jobs.close()
     jobs.configure()
-    await jobs.database.read(rows.used_bytes)
+    await jobs.database.run(rows.used_bytes)
     names = {path.name for path in jobs.path.parent.iterdir()}
     assert names == {"jobs.sqlite", "jobs.sqlite-wal"}
 
@@ -33,7 +33,7 @@ async def test_no_shared_memory_is_mapped_when_it_is_opened_again(jobs: JobsHarn
 async def test_a_commit_waits_for_the_disk(jobs: JobsHarness) -> None:
     pragmas = ("journal_mode", "synchronous", "user_version")
     found = [
-        await jobs.database.read(
+        await jobs.database.run(
             lambda connection: connection.execute(f"PRAGMA {name}").fetchone()[0]  # noqa: B023
         )
         for name in pragmas
@@ -45,7 +45,7 @@ async def test_a_second_daemon_is_refused(jobs: JobsHarness) -> None:
     await jobs.file([b"{}\n"])
     other = Database(jobs.path, 2**30, lambda _: None)
     with pytest.raises(StorageFailed, match="another daemon"):
-        await other.read(rows.used_bytes)
+        await other.run(rows.used_bytes)
     other.close()
 
 
@@ -57,7 +57,7 @@ async def test_a_newer_layout_is_refused(jobs: JobsHarness) -> None:
     connection.close()
     jobs.configure()
     with pytest.raises(StorageFailed, match="newer llama-corral"):
-        await jobs.database.read(rows.used_bytes)
+        await jobs.database.run(rows.used_bytes)
 
 
 @pytest.mark.parametrize("content", [b"no database, but long enough to look at" * 50])
@@ -65,7 +65,7 @@ async def test_another_file_in_its_place_is_refused(jobs: JobsHarness, content: 
     jobs.path.parent.mkdir()
     jobs.path.write_bytes(content)
     with pytest.raises(StorageFailed, match="not a database"):
-        await jobs.database.read(rows.used_bytes)
+        await jobs.database.run(rows.used_bytes)
 
 
 async def test_its_size_is_bounded_and_deleted_files_free_space(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ async def test_its_size_is_bounded_and_deleted_files_free_space(tmp_path: Path) 
     with pytest.raises(StorageFull, match="total_bytes"):
         await jobs.file([b"x" * 100_000 + b"\n"] * 20)
     assert jobs.emitted[-1][0] == "batches.paused"
-    while await jobs.database.write(lambda connection: rows.sweep_files(connection, ())):
+    while await jobs.database.run(rows.sweep_files, ()):
         pass
     assert jobs.emitted[-1][0] == "batches.resumed"
     await jobs.file([b"x" * 100_000 + b"\n"])
@@ -85,4 +85,4 @@ async def test_its_size_is_bounded_and_deleted_files_free_space(tmp_path: Path) 
 async def test_a_call_after_its_end_is_refused(jobs: JobsHarness) -> None:
     jobs.database.close()
     with pytest.raises(Draining):
-        await jobs.database.read(rows.used_bytes)
+        await jobs.database.run(rows.used_bytes)

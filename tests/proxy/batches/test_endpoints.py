@@ -14,7 +14,6 @@ from support.proxy_harness import ProxyHarness, until
 from support.upstream import Call
 
 from proxy.app import App, Backend
-from proxy.batches.jobs import JobStorage
 from proxy.server import Server
 from proxy.settings import JobSettings, ProxySettings
 
@@ -32,8 +31,7 @@ class JobsProxy(ProxyHarness):
     job_settings = JobSettings(max_line_bytes=2048, max_jobs=2)
 
     def build(self, settings: ProxySettings) -> Server:
-        storage = JobStorage(self.jobs_directory, self.job_settings)
-        backend = Backend(loader=self.loader, jobs=storage)
+        backend = Backend(loader=self.loader, jobs=(self.jobs_directory, self.job_settings))
         return Server(App(self.router, settings, self.metrics, backend))
 
     async def begin(self, **changes: Any) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +132,7 @@ async def always_ok(_: Mapping[str, Any]) -> OwnAnswer:
 async def test_a_result_that_is_stored_twice_counts_once(jobs: JobsHarness) -> None:
     batch = await jobs.run(await jobs.batch(request("a")))
     again = [LineResult(1, "failed", b"{}\n")]
-    await jobs.database.write(lambda connection: rows.store_result(connection, batch.key, again))
+    await jobs.database.run(rows.store_result, batch.key, again)
     after = await jobs.state(batch)
     assert (after.completed, after.failed) == (1, 0)
 
@@ -151,8 +150,7 @@ async def begun(jobs: JobsHarness, batch: Batch) -> asyncio.Task[None]:
     task = asyncio.get_running_loop().create_task(job.run())
     while not (await jobs.state(batch)).completed or not jobs.requests.working:
         pass
-    now = jobs.now
-    await jobs.database.write(lambda connection: rows.cancel_batch(connection, batch.id, now))
+    await jobs.database.run(rows.cancel_batch, "", batch.id, jobs.now)
     job.cancel()
     return task
 
@@ -168,8 +166,7 @@ async def test_a_cancelled_batch_keeps_the_results_that_it_has(jobs: JobsHarness
 
 async def test_a_batch_that_was_being_cancelled_ends_after_a_restart(jobs: JobsHarness) -> None:
     batch = await jobs.batch(request("a"))
-    now = jobs.now
-    await jobs.database.write(lambda connection: rows.cancel_batch(connection, batch.id, now))
+    await jobs.database.run(rows.cancel_batch, "", batch.id, jobs.now)
     after = await jobs.run(await jobs.state(batch))
     assert (after.status, jobs.requests.asked) == ("cancelled", [])
 
@@ -177,10 +174,8 @@ async def test_a_batch_that_was_being_cancelled_ends_after_a_restart(jobs: JobsH
 async def test_lines_that_the_window_leaves_over_expire(jobs: JobsHarness) -> None:
     batch = await jobs.batch(request("a"), request("b"))
     result = [LineResult(1, "completed", b'{"custom_id":"a"}\n')]
-    await jobs.database.write(
-        lambda connection: rows.begin_batch(connection, batch.id, 2, jobs.now)
-    )
-    await jobs.database.write(lambda connection: rows.store_result(connection, batch.key, result))
+    await jobs.database.run(rows.set_status, batch.id, "in_progress", jobs.now, total=2)
+    await jobs.database.run(rows.store_result, batch.key, result)
     jobs.now += 86_400
     after = await jobs.run(await jobs.state(batch))
     assert (after.status, after.completed, after.failed) == ("expired", 1, 1)
@@ -214,7 +209,7 @@ async def test_as_many_lines_are_computed_at_once_as_there_are_places(jobs: Jobs
 async def test_a_full_database_pauses_a_batch_and_loses_nothing(jobs: JobsHarness) -> None:
     await jobs.reopen(max_bytes=4 * 1024**2)  # a real SQLITE_FULL
     batch = await jobs.batch(*[request(f"r{i}") for i in range(8)])
-    filler = await fill(jobs)
+    await fill(jobs)
 
     async def say(_: Mapping[str, Any]) -> OwnAnswer:
         return OwnAnswer(200, b'"' + b"x" * 10_000 + b'"')
@@ -225,12 +220,7 @@ async def test_a_full_database_pauses_a_batch_and_loses_nothing(jobs: JobsHarnes
         await until_paused(jobs, batch)
         paused = await jobs.state(batch)
         assert (paused.status, paused.completed) == ("in_progress", 0)
-        await jobs.database.write_until_done(
-            lambda connection: rows.abandon_file(connection, filler)
-        )
-        while await jobs.database.write_until_done(
-            lambda connection: rows.sweep_files(connection, ())
-        ):
+        while await jobs.database.run_until_done(rows.sweep_files, ()):
             pass
     after = ended.result()
     assert (after.status, after.completed, jobs.database.failure) == ("completed", 8, None)
@@ -241,22 +231,19 @@ async def test_a_full_database_pauses_a_batch_and_loses_nothing(jobs: JobsHarnes
     assert "total_bytes" in jobs.emitted[0][1]["reason"]
 
 
-async def fill(jobs: JobsHarness) -> int:
-    """Fill the database; return the key of a file that takes the space."""
-    key = await jobs.database.write(
-        lambda connection: rows.begin_file(connection, ("file-x", "", "x", 1))
-    )
+async def fill(jobs: JobsHarness) -> None:
+    """Fill the database by a file whose upload ended."""
+    key = await jobs.database.run(rows.begin_file, ("file-x", "", "x", 1))
     first = 1
     for size_bytes in (100_000, 4_000, 10):
         with pytest.raises(StorageFull):
             first = await fill_with(jobs, key, first, b"x" * size_bytes)
         first += 10_000
-    return key
 
 
 async def fill_with(jobs: JobsHarness, key: int, first: int, line: bytes) -> int:
     for number in itertools.count(first):
-        await jobs.database.read(partial(rows.add_lines, key=key, first=number, lines=[line]))
+        await jobs.database.run(rows.add_lines, key, number, [line])
     return first
 
 
