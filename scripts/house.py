@@ -40,7 +40,7 @@ _NO_CODE: Final = frozenset(
     }
 )
 _VALUE_BASES: Final = frozenset(
-    {"TypedDict", "NamedTuple", "Enum", "StrEnum", "IntEnum", "Flag", "IntFlag"}
+    {"TypedDict", "NamedTuple", "Enum", "StrEnum", "IntEnum", "Flag", "IntFlag", "Message"}
 )
 # "where" of a place or a moment is English; "None where it waits" is not.
 _CONDITION: Final = re.compile(r"\bwhere\b")

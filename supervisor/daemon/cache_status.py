@@ -139,10 +139,4 @@ def _tier(
 
 
 def _file_status(counts: OperationCounts) -> SlotFileStatus:
-    return SlotFileStatus(
-        counts.done,
-        counts.failures,
-        counts.tokens,
-        counts.size_bytes,
-        duration_s=round(counts.duration_s, 3),
-    )
+    return SlotFileStatus.of(counts, count=counts.done, duration_s=round(counts.duration_s, 3))

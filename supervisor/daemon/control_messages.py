@@ -2,16 +2,25 @@
 
 orjson writes these dataclasses as JSON, and `read` makes them of it again. None means unknown or
 not applicable. Rates are tokens per second of one sequence; times named `…_at` are ISO 8601 in UTC.
-Nothing compares or prints them: without these methods `corral status` starts 4 ms sooner.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import Field, dataclass, is_dataclass
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Final,
+    Literal,
+    Self,
+    dataclass_transform,
+    get_args,
+    get_type_hints,
+)
 
 from supervisor.errors import DaemonBusy, ErrorFields
 from supervisor.output import duration, size
@@ -39,8 +48,24 @@ def _hints(kind: Any) -> Mapping[str, Any]:
     return get_type_hints(kind)
 
 
-@dataclass(repr=False, eq=False)
-class ShardStatus:
+@dataclass_transform(eq_default=False)
+class Message:
+    """A dataclass that nothing compares or prints: so `corral status` starts 4 ms sooner."""
+
+    if TYPE_CHECKING:
+        __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    def __init_subclass__(cls) -> None:
+        dataclass(repr=False, eq=False)(cls)
+
+    @classmethod
+    def of(cls, source: object, **members: Any) -> Self:
+        """Make a message of these members; a source has the others, by the same names."""
+        others = cls.__dataclass_fields__.keys() - members
+        return cls(**{name: getattr(source, name) for name in others}, **members)
+
+
+class ShardStatus(Message):
     """One worker of a split model, since the model was loaded; `last_update` is ISO 8601 in UTC.
 
     `layers_max`: number of layers that fit into its memory. `suggested_layers`: None if no move is
@@ -62,8 +87,7 @@ class ShardStatus:
     avg_latency_per_layer_us: int
 
 
-@dataclass(repr=False, eq=False)
-class BalanceStatus:
+class BalanceStatus(Message):
     """The workers of one instance; `decision`: balanced, insufficient_data or rebalance.
 
     `estimated_speedup`: for one stream; `bottleneck_speedup`: for the slowest worker alone.
@@ -78,8 +102,7 @@ class BalanceStatus:
     shards: list[ShardStatus]
 
 
-@dataclass(repr=False, eq=False)
-class MovedLayers:
+class MovedLayers(Message):
     """Layers by worker before and after a move, which `file` records.
 
     `estimated_speedup`: None if the layers were moved back.
@@ -93,8 +116,7 @@ class MovedLayers:
     file: str
 
 
-@dataclass(repr=False, eq=False)
-class SavedSlot:
+class SavedSlot(Message):
     name: str
     model: str
     replica: int
@@ -104,8 +126,7 @@ class SavedSlot:
     encrypted: bool
 
 
-@dataclass(repr=False, eq=False)
-class ForgottenSlots:
+class ForgottenSlots(Message):
     """The deleted files; `emptied`: number of engine slots that were emptied.
 
     `in_use`: a request in flight still belongs to the conversation.
@@ -116,8 +137,7 @@ class ForgottenSlots:
     in_use: bool
 
 
-@dataclass(repr=False, eq=False)
-class TierStatus:
+class TierStatus(Message):
     """One place where prompts are kept: `slot`, `host_cache` or `disk`.
 
     `limit_bytes`: None without a limit of its own. The last three count since the daemon's start.
@@ -133,8 +153,7 @@ class TierStatus:
     saved_s: float
 
 
-@dataclass(repr=False, eq=False)
-class SlotFileStatus:
+class SlotFileStatus(Message):
     """Saves or restores of single slots since the daemon's start."""
 
     count: int
@@ -144,8 +163,7 @@ class SlotFileStatus:
     duration_s: float
 
 
-@dataclass(repr=False, eq=False)
-class SlotDiskStatus:
+class SlotDiskStatus(Message):
     """The slot files of all models. Without a daemon only `size_bytes` is known.
 
     `written_bytes`: in the last hour; `write_limit_bytes`: its limit. `paused`: saving is paused
@@ -159,8 +177,7 @@ class SlotDiskStatus:
     paused: bool = False
 
 
-@dataclass(repr=False, eq=False)
-class CacheStatus:
+class CacheStatus(Message):
     """The places that keep the prompts of one model.
 
     `slots`: of all instances. `prompts`, `prompt_tokens`, `computed_tokens`: since the daemon's
@@ -181,14 +198,12 @@ class CacheStatus:
     not_saved_reason: str | None
 
 
-@dataclass(repr=False, eq=False)
-class CachesStatus:
+class CachesStatus(Message):
     models: list[CacheStatus]
     disk: SlotDiskStatus
 
 
-@dataclass(repr=False, eq=False)
-class TrialNote:
+class TrialNote(Message):
     """A trial in a model's status: `instance` runs `profile` for a share of the conversations.
 
     `is_canary`: it tries another engine, and is not in the settings.
@@ -200,8 +215,7 @@ class TrialNote:
     instance: str
 
 
-@dataclass(repr=False, eq=False)
-class TrialSideStatus:
+class TrialSideStatus(Message):
     """One side of a trial; rates and times are medians, `memory_bytes` is per instance."""
 
     profile: str
@@ -215,8 +229,7 @@ class TrialSideStatus:
     memory_bytes: int | None
 
 
-@dataclass(repr=False, eq=False)
-class TrialComparison:
+class TrialComparison(Message):
     """Ratio of the trial to the model's own profile, with its 95 % confidence interval.
 
     `requests_to_go`: requests of both sides until a difference of 5 % would be visible.
@@ -230,8 +243,7 @@ class TrialComparison:
     requests_to_go: int | None
 
 
-@dataclass(repr=False, eq=False)
-class FlagDifference:
+class FlagDifference(Message):
     """An option whose value differs between the sides; None: the side does not set it."""
 
     flag: str
@@ -239,8 +251,7 @@ class FlagDifference:
     trial: str | None
 
 
-@dataclass(repr=False, eq=False)
-class TrialStatus:
+class TrialStatus(Message):
     """The trial of one model; `state` is the state of its instance."""
 
     model: str
@@ -256,8 +267,7 @@ class TrialStatus:
     notes: list[str]
 
 
-@dataclass(repr=False, eq=False)
-class CanaryStatus:
+class CanaryStatus(Message):
     """A running canary; `trial`: its figures, None before the first.
 
     `decides_in_s`: None if only a command decides. `obstacle`: why it was not promoted
@@ -274,16 +284,14 @@ class CanaryStatus:
     trial: TrialStatus | None
 
 
-@dataclass(repr=False, eq=False)
-class CanariesStatus:
+class CanariesStatus(Message):
     """All canaries; `ended`: the latest 16, as `experiments.canaries` stores them."""
 
     running: list[CanaryStatus]
     ended: list[dict[str, str]]
 
 
-@dataclass(repr=False, eq=False)
-class DraftStatus:
+class DraftStatus(Message):
     """Tokens drafted and accepted in the latest run; `acceptance`: 0 to 1."""
 
     drafted: int
@@ -291,8 +299,7 @@ class DraftStatus:
     acceptance: float | None
 
 
-@dataclass(repr=False, eq=False)
-class InstanceStatus:
+class InstanceStatus(Message):
     """One llama-server process.
 
     `retiring`: new settings replaced it, so it only finishes its requests. `progress`: 0 to 1
@@ -322,8 +329,7 @@ class InstanceStatus:
     draft: DraftStatus | None
 
 
-@dataclass(repr=False, eq=False)
-class WaitStatus:
+class WaitStatus(Message):
     """A model that waits for memory, for its requests or (if `requests` is 0) for a command.
 
     `place`: 1 for the model that loads next. `leaving`: models that drain before they are unloaded.
@@ -335,8 +341,7 @@ class WaitStatus:
     leaving: list[str]
 
 
-@dataclass(repr=False, eq=False)
-class AdaptedValue:
+class AdaptedValue(Message):
     """An option (`key`) that the daemon changed, and the reason."""
 
     key: str
@@ -345,8 +350,7 @@ class AdaptedValue:
     reason: str
 
 
-@dataclass(repr=False, eq=False)
-class IdleStatus:
+class IdleStatus(Message):
     """How long a loaded model may be idle before it is unloaded.
 
     `limit_s`: None for no limit. `unload_in_s`: None while the model is busy, or without a limit.
@@ -358,8 +362,7 @@ class IdleStatus:
     origin: Literal["ttl_s", "keep_alive"]
 
 
-@dataclass(repr=False, eq=False)
-class ModelStatus:
+class ModelStatus(Message):
     """One model; `slots` and `ctx_size` are per instance, and known once it is planned.
 
     `state`: loaded, loading (with a `reason` after a failure), unloaded (a request loads it), or
@@ -384,8 +387,7 @@ class ModelStatus:
     instances: list[InstanceStatus]
 
 
-@dataclass(repr=False, eq=False)
-class CaptureStatus:
+class CaptureStatus(Message):
     """A running capture; `dropped`: requests and responses that it could not take."""
 
     model: str
@@ -396,8 +398,7 @@ class CaptureStatus:
     left_s: float
 
 
-@dataclass(repr=False, eq=False)
-class NodeStatus:
+class NodeStatus(Message):
     """A node; `state`: up; or down, draining or same (as another node), with a `reason`.
 
     A name that stands for several nodes has its own entry, `resolved` or `unresolved`, beside those
@@ -413,8 +414,7 @@ class NodeStatus:
     slots_busy: int
 
 
-@dataclass(repr=False, eq=False)
-class WeightStatus:
+class WeightStatus(Message):
     """An instance's share of its model's requests, relative to an average instance.
 
     `instance`: on this machine, or on a node (`NODE/MODEL`). `reason`: measured, set or equal.
@@ -426,8 +426,7 @@ class WeightStatus:
     reason: str
 
 
-@dataclass(repr=False, eq=False)
-class WorkerStatus:
+class WorkerStatus(Message):
     """An RPC worker; `devices_bytes`: memory of each device.
 
     `state` of a local worker: ready, starting, backoff or failed. Of a remote worker: ready or lost
@@ -446,8 +445,7 @@ class WorkerStatus:
     models: list[str]
 
 
-@dataclass(repr=False, eq=False)
-class BatchQueueStatus:
+class BatchQueueStatus(Message):
     """Batches formed from the queued batch requests of a model since the daemon's start."""
 
     model: str
@@ -458,8 +456,7 @@ class BatchQueueStatus:
     avg_wait_ms: float
 
 
-@dataclass(repr=False, eq=False)
-class DaemonStatus:
+class DaemonStatus(Message):
     """The daemon, its models and instances.
 
     `tls_cert`: path of the proxy's certificate; None without TLS. `listen`: the proxy's address
@@ -483,8 +480,7 @@ class DaemonStatus:
     batches: list[BatchQueueStatus]
 
 
-@dataclass(repr=False, eq=False)
-class ReloadReport:
+class ReloadReport(Message):
     """Names of replicas (`chat.0`), each in one of the first four lists.
 
     Replicas in `kept` continue untouched. `failures`: added or changed replicas that did not start.
@@ -498,8 +494,7 @@ class ReloadReport:
     failures: list[ErrorFields]
 
 
-@dataclass(repr=False, eq=False)
-class WarmedInstance:
+class WarmedInstance(Message):
     """An instance that prefilled a prompt: `tokens` computed, `cached` tokens found."""
 
     instance: str
@@ -507,8 +502,7 @@ class WarmedInstance:
     cached: int
 
 
-@dataclass(repr=False, eq=False)
-class JoinedHost:
+class JoinedHost(Message):
     """The number of a new desktop host, the file with its API key, and the daemon's status."""
 
     host: int

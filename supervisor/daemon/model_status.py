@@ -7,10 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from proxy.nodes.nodes import NodeStats
-from proxy.request.models import PrefillResult
 from proxy.router.batch_queue import BatchQueueStats
 from proxy.router.lease import InstanceStats
 from supervisor.autoscale.layer_mover import Moved
@@ -25,12 +23,10 @@ from supervisor.daemon.control_messages import (
     InstanceStatus,
     ModelStatus,
     MovedLayers,
-    NodeStatus,
     ReloadReport,
     SavedSlot,
     ShardStatus,
     WaitStatus,
-    WarmedInstance,
     WeightStatus,
     WorkerStatus,
 )
@@ -77,9 +73,7 @@ def model_status(
         profile=model.entry.profile,
         slots=plan.slots if plan else 0,
         ctx_size=plan.ctx_size if plan else None,
-        waiting=WaitStatus(waiting.place, waiting.requests, waiting.wait_s, list(waiting.leaving))
-        if waiting
-        else None,
+        waiting=WaitStatus.of(waiting) if waiting else None,
         idle=_idle(loaded) if loaded else None,
         not_persisted_reason=not_persisted_reason(model),
         adapted=_adapted_values(plan.adapted if plan else {}),
@@ -107,10 +101,7 @@ def _finite(seconds: float) -> float | None:
 
 
 def _adapted_values(settings: SettingsByFlag) -> list[AdaptedValue]:
-    return [
-        AdaptedValue(key=key, value=setting.value, origin=setting.origin, reason=setting.reason)
-        for key, setting in settings.items()
-    ]
+    return [AdaptedValue.of(setting, key=key) for key, setting in settings.items()]
 
 
 def instance_status(
@@ -122,16 +113,11 @@ def instance_status(
     is_retiring: bool,
 ) -> InstanceStatus:
     endpoint = facts.endpoint
-    return InstanceStatus(
-        name=facts.name,
+    return InstanceStatus.of(
+        facts,
         state=facts.state.value,
         retiring=is_retiring,
-        pid=facts.pid,
-        run=facts.run,
         up_s=facts.up_s or None,
-        restarts=facts.restarts,
-        failures=facts.failures,
-        retry_in_s=facts.retry_in_s,
         progress=facts.load_progress,
         slots=plan.slots if plan else 0,
         slots_busy=slots_busy,
@@ -145,25 +131,9 @@ def instance_status(
             *((*plan.lost_workers, *plan.missing_draft) if plan and facts.pid else ()),
             *(f"{warning.sentence}: {warning.hint}" for warning in facts.warnings),
         ],
-        draft=DraftStatus(
-            drafted=stats.drafted_tokens,
-            accepted=stats.accepted_tokens,
-            acceptance=stats.acceptance,
-        )
+        draft=DraftStatus(stats.drafted_tokens, stats.accepted_tokens, stats.acceptance)
         if plan and spec_types(plan.memory_inputs.chosen)
         else None,
-    )
-
-
-def node_status(stats: NodeStats) -> NodeStatus:
-    return NodeStatus(
-        name=stats.name,
-        state=stats.state,
-        reason=stats.problem,
-        url=stats.url,
-        models=list(stats.models),
-        slots=stats.slots,
-        slots_busy=stats.slots_busy,
     )
 
 
@@ -191,30 +161,14 @@ def batch_statuses(stats: Mapping[str, BatchQueueStats]) -> list[BatchQueueStatu
 
 
 def saved_slot(manifest: Manifest) -> SavedSlot:
-    return SavedSlot(
-        name=manifest.name,
-        model=manifest.model,
-        replica=manifest.replica,
-        tokens=manifest.tokens,
-        size_bytes=manifest.size_bytes,
-        saved_at=manifest.saved_at.isoformat(timespec="seconds"),
-        encrypted=bool(manifest.key_id),
-    )
-
-
-def warmed_instance(result: PrefillResult) -> WarmedInstance:
-    return WarmedInstance(
-        instance=result.instance, tokens=result.tokens, cached=result.cached_tokens
-    )
+    saved_at = manifest.saved_at.isoformat(timespec="seconds")
+    return SavedSlot.of(manifest, saved_at=saved_at, encrypted=bool(manifest.key_id))
 
 
 def reload_report(result: ReloadResult) -> ReloadReport:
-    replicas = result.difference
+    replicas = ("added", "removed", "changed", "kept")
     return ReloadReport(
-        added=[*map(str, replicas.added)],
-        removed=[*map(str, replicas.removed)],
-        changed=[*map(str, replicas.changed)],
-        kept=[*map(str, replicas.kept)],
+        **{name: [*map(str, getattr(result.difference, name))] for name in replicas},
         notes=list(result.notes),
         failures=[
             error_fields(failure.cause, str(failure), failure.log_path)
@@ -268,7 +222,7 @@ def balance_status(model: str, instance: str, run: ShardRun, now_s: float) -> Ba
     return BalanceStatus(
         model=model,
         instance=instance,
-        decision=_decision_name(decision),
+        decision=_DECISIONS[type(decision)],
         reason=decision.reason,
         estimated_speedup=moves.estimated_speedup if moves else None,
         bottleneck_speedup=moves.bottleneck_speedup if moves else None,
@@ -278,43 +232,27 @@ def balance_status(model: str, instance: str, run: ShardRun, now_s: float) -> Ba
 
 def moved_layers(moved: Moved) -> MovedLayers:
     name, move, path = moved
-    return MovedLayers(
-        model=name,
-        before=dict(move.before),
-        after=dict(move.after),
-        reason=move.reason,
-        estimated_speedup=move.estimated_speedup,
-        file=str(path),
-    )
+    before, after = dict(move.before), dict(move.after)
+    return MovedLayers.of(move, model=name, before=before, after=after, file=str(path))
 
 
-def _decision_name(decision: RebalanceDecision) -> str:
-    match decision:
-        case Balanced():
-            return "balanced"
-        case InsufficientData():
-            return "insufficient_data"
-        case Rebalance():
-            return "rebalance"
+_DECISIONS: Final[Mapping[type[RebalanceDecision], str]] = {
+    Balanced: "balanced",
+    InsufficientData: "insufficient_data",
+    Rebalance: "rebalance",
+}
 
 
 def _shards(run: ShardRun, moves: Rebalance | None, now_s: float) -> Iterator[ShardStatus]:
     suggested = dict(moves.suggested_assignments) if moves else {}
     for plan, metrics in zip(run.plans, run.balancer.metrics.values(), strict=True):
-        yield ShardStatus(
-            shard_name=metrics.shard_name,
-            layer_count=metrics.layer_count,
+        yield ShardStatus.of(
+            metrics,
             has_output=plan.more_layers > 0,
             layers_max=plan.layers_max,
             suggested_layers=suggested.get(metrics.shard_name),
-            total_forwards=metrics.total_forwards,
-            total_latency_us=metrics.total_latency_us,
             min_latency_us=metrics.min_latency_us if metrics.total_forwards else None,
-            max_latency_us=metrics.max_latency_us,
-            last_latency_us=metrics.last_latency_us,
             last_update=_time_of(metrics, now_s),
-            avg_latency_us=metrics.avg_latency_us,
-            avg_latency_per_layer_us=metrics.avg_latency_per_layer_us,
         )
 
 
@@ -328,12 +266,4 @@ def _time_of(metrics: ShardMetrics, now_s: float) -> str | None:
 def capture_status(running: Recording | None) -> CaptureStatus | None:
     if running is None:
         return None
-    counts = running.counts
-    return CaptureStatus(
-        model=running.model,
-        requests=counts["requests"],
-        responses=counts["responses"],
-        dropped=counts["dropped"],
-        size_bytes=running.size_bytes,
-        left_s=round(running.left_s, 1),
-    )
+    return CaptureStatus.of(running, left_s=round(running.left_s, 1), **running.counts)

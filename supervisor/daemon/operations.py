@@ -25,6 +25,7 @@ from supervisor.daemon.control_messages import (
     JoinedHost,
     ModelStatus,
     MovedLayers,
+    NodeStatus,
     ReloadReport,
     SavedSlot,
     TrialStatus,
@@ -38,10 +39,8 @@ from supervisor.daemon.model_status import (
     instance_status,
     model_status,
     moved_layers,
-    node_status,
     reload_report,
     saved_slot,
-    warmed_instance,
     weight_statuses,
     worker_statuses,
 )
@@ -154,7 +153,9 @@ class DaemonService:
 
         async def warm() -> list[WarmedInstance] | CorralError:
             results = await cache_commands.warm(replicas, prompt, self._parts.router)
-            return results if isinstance(results, CorralError) else [*map(warmed_instance, results)]
+            if isinstance(results, CorralError):
+                return results
+            return [WarmedInstance.of(found, cached=found.cached_tokens) for found in results]
 
         return self._fleet.spawn(warm())
 
@@ -185,7 +186,7 @@ class DaemonService:
                 self._model_status(model, waiting.get(name), loaded.get(name))
                 for name, model in self._fleet.models.items()
             ],
-            nodes=[node_status(stats) for stats in parts.nodes.stats()],
+            nodes=[NodeStatus.of(node, reason=node.problem) for node in parts.nodes.stats()],
             weights=weight_statuses(parts.router.instances()),
             workers=worker_statuses(parts.settings, parts.known_workers, parts.workers),
             capture=capture_status(parts.captures.running),

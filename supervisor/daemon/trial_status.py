@@ -32,13 +32,8 @@ Memory = Callable[[Replica], int | None]
 def trial_note(model: Model) -> TrialNote | None:
     for replica in model.replicas:
         if trial := replica.planner.places.trial_at(replica.place):
-            profile = trial.label(model.entry.profile)
-            return TrialNote(
-                profile=profile,
-                is_canary=isinstance(trial, CanaryTrial),
-                share=trial.share,
-                instance=replica.name,
-            )
+            profile, is_canary = trial.label(model.entry.profile), isinstance(trial, CanaryTrial)
+            return TrialNote(profile, is_canary, trial.share, replica.name)
     return None
 
 
@@ -75,13 +70,11 @@ def _side(
 ) -> TrialSideStatus:
     replicas = list(replicas)
     sizes = [size for replica in replicas if (size := memory(replica)) is not None]
-    return TrialSideStatus(
+    return TrialSideStatus.of(
+        figures,
         profile=profile,
         instances=[replica.name for replica in replicas],
         conversations=len(figures.conversations) - figures.excluded,
-        requests=figures.requests,
-        errors=figures.errors,
-        crashes=figures.crashes,
         tokens_per_second=None,
         first_token_s=None,
         memory_bytes=round(fmean(sizes)) if sizes else None,
@@ -90,15 +83,7 @@ def _side(
 
 def _comparison(found: FigureVerdict) -> TrialComparison:
     """Return a comparison; orjson writes nan and infinity as null."""
-    comparison = found.comparison
-    return TrialComparison(
-        comparison.ratio,
-        comparison.low,
-        comparison.high,
-        comparison.is_different,
-        found.outcome,
-        requests_to_go=found.to_go,
-    )
+    return TrialComparison.of(found.comparison, outcome=found.outcome, requests_to_go=found.to_go)
 
 
 def instance_error(facts: InstanceSnapshot) -> ErrorFields | None:
@@ -137,13 +122,10 @@ def canary_status(
 ) -> CanaryStatus:
     replicas = replicas_by_side(model)["base"] if model else ()
     plans = (replica.plan for replica in replicas)
-    return CanaryStatus(
-        model=canary.model,
+    return CanaryStatus.of(
+        canary,
         engine=str(canary.engine),
         own_engine=next((str(plan.engine.path) for plan in plans if plan), None),
-        share=canary.share,
-        margin=canary.margin,
         decides_in_s=left_s,
-        obstacle=canary.obstacle,
         trial=trial,
     )

@@ -290,24 +290,7 @@ _BEGINNING: Final = re.compile(
 )
 _WORD: Final = re.compile(r"[^\W\d_]+")
 # Words of build 10434 at its usual level, and of earlier ones.
-_WORDS_TEXT: Final = """
-a active add adding all API are as async at availabl available batch before by bytes cache cached
-can cancel cancelled checkpoint checkpoints child chunk cleaning cmn command common context
-count created creating D defrag does done due E each empty entries EOF erase erased est eval
-evaluate evaluating exceed exceeds exit exiting f fault fill finished for force forced found
-fraction free freed from full fused gen GET get graphs have HTTP http I id idle in index init
-Invalid invalid is it K k keep Key key kv large last launch LCP least left limit limits llama
-load loaded log looking lower LRU main matching max memory metrics MiB model monitoring more ms
-n need needed new no not now of on one only operator out over past per ping pos POST previous
-print process processing progress prompt prompts quant que queue rather reached ready received
-release releasing res reset response restart restored restoring result reused s save saved
-saving second seconds selected sent seq server set shift signal SIGTERM sim similarity since
-size slot slots speed srv start state stdin stop stopped stopping success successfully swa t
-task tasks tg than the them there this thread time timing timings to token tokens too took total
-truncated unauthorized until up update updated updating used using V W waiting warm was way will
-with within would x
-"""
-_WORDS: Final = frozenset(_WORDS_TEXT.split())
+_WORDS: Final = frozenset(Path(__file__).with_name("log_words.txt").read_text("ascii").split())
 
 
 class LogFilter:
