@@ -35,7 +35,8 @@ from proxy.batches.own_requests import OwnAnswer, OwnRequests
 from proxy.common.headers import HOP
 from proxy.endpoints.feature import Core, Feature
 from proxy.errors import BadRequest, LimitExceeded, quote
-from proxy.forward.response import ClientResponse, StreamTransform
+from proxy.forward.response import ClientResponse, EventTransform, StreamTransform
+from proxy.http.api_formats import named_event
 from proxy.http.body import Share, read_members
 from proxy.http.middleware import Routes, json_response
 from proxy.observe.record import InFlightRequest
@@ -43,7 +44,6 @@ from proxy.request.models import EngineReader, GpuUse, ModelNames, load_in_time
 from proxy.request.request import Translation, client_of, named_model
 from proxy.settings import BatchConfig
 from proxy.upstream.endpoint_kinds import EndpointKind
-from proxy.upstream.http1 import Splitter
 from proxy.upstream.http1 import members_of as event_members
 
 
@@ -60,36 +60,24 @@ def token_list(answer: Mapping[str, Any]) -> dict[str, Any]:
     return {"token_ids": answer["tokens"], "num_tokens": len(answer["tokens"])}
 
 
-class TokenEvents(StreamTransform):
+class TokenEvents(EventTransform):
     """Translates a stream of `/completion` into events `token`, and one event `done` or `error`."""
 
-    def __init__(self) -> None:
-        self._splitter = Splitter()
-
-    def feed(self, chunk: bytes) -> bytes:
-        """Translate the next bytes; raises InvalidEvent."""
-        return b"".join([_events(event) for event in self._splitter.feed(chunk)])
-
-
-def _events(event: bytes) -> bytes:
-    piece = event_members(event)
-    if piece is None:
-        return b""
-    if "error" in piece:
-        return _event(b"error", piece)
-    *silent, last = piece.get("tokens") or [None]
-    tokens = [{"token_id": token, "text": ""} for token in silent]
-    if last is not None:  # the last of them completed the text
-        tokens.append({"token_id": last, "text": piece.get("content", "")})
-    events = [_event(b"token", token) for token in tokens]
-    count = piece.get("tokens_predicted")
-    if piece.get("stop") is True and isinstance(count, int):
-        events.append(_event(b"done", {"num_generated": count}))
-    return b"".join(events)
-
-
-def _event(name: bytes, members: Mapping[str, Any]) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (name, orjson.dumps(members))
+    def event(self, event: bytes) -> bytes:
+        piece = event_members(event)
+        if piece is None:
+            return b""
+        if "error" in piece:
+            return named_event("error", piece)
+        *silent, last = piece.get("tokens") or [None]
+        tokens = [{"token_id": token, "text": ""} for token in silent]
+        if last is not None:  # the last of them completed the text
+            tokens.append({"token_id": last, "text": piece.get("content", "")})
+        events = [named_event("token", token) for token in tokens]
+        count = piece.get("tokens_predicted")
+        if piece.get("stop") is True and isinstance(count, int):
+            events.append(named_event("done", {"num_generated": count}))
+        return b"".join(events)
 
 
 MAX_TOKENS: Final = 50

@@ -16,7 +16,7 @@ import functools
 import hashlib
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from types import MappingProxyType
@@ -31,9 +31,8 @@ from proxy.apis.forwarded import ForwardedEndpoints
 from proxy.apis.ollama_request import EngineRequest, Translate
 from proxy.apis.ollama_response import (
     AnswerLines,
-    EmbedAnswer,
-    EmbeddingsAnswer,
     OllamaAnswer,
+    VectorAnswer,
     as_message,
     as_response,
     header,
@@ -46,12 +45,11 @@ from proxy.endpoints.local import parameter_size
 from proxy.errors import BadRequest, Forbidden, NotServed, ProxyError
 from proxy.forward.response import ClientResponse
 from proxy.http.api_formats import LINES, OLLAMA
-from proxy.http.body import Bodies, Share, check_complexity, members_of, read_body, read_members
+from proxy.http.body import Share, check_complexity, members_of, read_body, read_members
 from proxy.http.middleware import ACCESS_RECORD, Routes, json_response
 from proxy.request.models import (
     ModelDetails,
     ModelInfo,
-    ModelLoader,
     ModelNames,
     OllamaHost,
     Progress,
@@ -61,6 +59,7 @@ from proxy.request.models import (
     with_variants,
 )
 from proxy.request.request import (
+    Content,
     cache_owner,
     client_of,
     encode_members,
@@ -184,63 +183,6 @@ def _date(unix_s: int) -> str:
 _SUCCESS: Final = {"status": "success"}
 
 
-class ModelFiles:
-    """Downloads and deletes models; a key that may use only some models may do neither."""
-
-    def __init__(self, loader: ModelLoader, host: OllamaHost, bodies: Bodies) -> None:
-        self._loader = loader
-        self._host = host
-        self._bodies = bodies
-
-    async def pull(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Download a model, and report the progress in lines; a served model is complete at once.
-
-        Raises ProxyError, as `OllamaHost.pull`, before the first line.
-        """
-        members = await self._read(request)
-        name, names = required_name(members), self._names(request)
-        if names.get(without_tag(name, names) or ""):
-            progress = _pull_present_model()
-        else:
-            self._check(request)
-            progress = self._host.pull(name)
-        if members.get("stream") is not False:
-            return await _stream(request, progress)
-        async with aclosing(progress):
-            async for _ in progress:
-                pass
-        return json_response(_SUCCESS)
-
-    async def delete(self, request: web.BaseRequest) -> web.Response:
-        """Delete a model; raises as `OllamaHost.delete`, and UnknownModel."""
-        name = required_name(await self._read(request))
-        self._check(request)
-        names = self._names(request)
-        short = without_tag(name, names) or ""
-        found = names.resolve(short)
-        # The id of a model of the hub has no slash.
-        if found.model_info.id not in {short, short.replace("/", "--")}:
-            raise BadRequest(f"{name} is another name of {found.model_info.id}; delete that")
-        await self._host.delete(found.model_info.id)
-        return web.Response()
-
-    def _check(self, request: web.BaseRequest) -> None:
-        if not self._bodies.settings.ollama.manage_models:
-            raise Forbidden(
-                "clients may not download or delete models here; "
-                "to allow it, set manage_models = true under [proxy.ollama]"
-            )
-        if (key := request[KEY]) and key.models is not None:
-            raise Forbidden("this API key may use only some models, so it may not change them")
-
-    def _names(self, request: web.BaseRequest) -> ModelNames:
-        return ModelNames(client_models(self._loader, request))
-
-    async def _read(self, request: web.BaseRequest) -> dict[str, Any]:
-        with self._bodies.share(client_of(request)) as share:
-            return await read_members(request, share)
-
-
 async def _stream(
     request: web.BaseRequest, progress: AsyncGenerator[Progress, None]
 ) -> web.StreamResponse:
@@ -287,49 +229,6 @@ async def _pull_present_model() -> AsyncGenerator[Progress, None]:
 _NO_DETAILS: Final = ModelDetails()
 
 
-class ModelLists:
-    def __init__(self, loader: ModelLoader, host: OllamaHost, bodies: Bodies) -> None:
-        self._loader = loader
-        self._host = host
-        self._bodies = bodies
-
-    async def tags(self, request: web.BaseRequest) -> web.Response:
-        models = with_variants(client_models(self._loader, request))
-        details = await self._details(models)
-        return json_response(
-            {
-                "models": [
-                    tag(model, details.get(_base_model_id(model), _NO_DETAILS)) for model in models
-                ]
-            }
-        )
-
-    async def running(self, request: web.BaseRequest) -> web.Response:
-        models = [
-            model for model in client_models(self._loader, request) if model.state == "loaded"
-        ]
-        details, now = await self._details(models), datetime.now(tz=UTC)
-        listed = [
-            running_entry(
-                model, details.get(model.id, _NO_DETAILS), self._host.residence(model.id), now
-            )
-            for model in models
-        ]
-        return json_response({"models": listed})
-
-    async def show(self, request: web.BaseRequest) -> web.Response:
-        with self._bodies.share(client_of(request)) as share:
-            name = required_name(await read_members(request, share))
-        names = ModelNames(with_variants(client_models(self._loader, request)))
-        found = names.resolve(without_tag(name, names)).model_info
-        details = await self._details([found])
-        return json_response(show(found, details.get(_base_model_id(found), _NO_DETAILS)))
-
-    async def _details(self, models: Sequence[ModelInfo]) -> Mapping[str, ModelDetails]:
-        names = {_base_model_id(model) for model in models if model.is_local}
-        return await self._host.details(sorted(names))
-
-
 def _base_model_id(model_info: ModelInfo) -> str:
     """Return the model that an entry of a list is a variant of, or the entry's own."""
     return model_info.variant_of or model_info.id
@@ -349,41 +248,33 @@ _NOT_SERVED: Final = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    model: str
-    is_local: bool
-    given_model: str
-    request: EngineRequest | None
-    keep_alive_s: float | None
-
-
 class OllamaEndpoints(Feature):
+    """Answers the endpoints; a key that may use only some models may not change them."""
+
     def __init__(self, core: Core, forwarded: ForwardedEndpoints, host: OllamaHost) -> None:
         self._forwarded = forwarded
         self._loader = core.loader
         self._host = host
-        self._lists = ModelLists(core.loader, host, core.bodies)
-        self._files = ModelFiles(core.loader, host, core.bodies)
+        self._bodies = core.bodies
         settings = core.settings.ollama
         self.address, self.is_at_main_address = settings.listen, settings.enabled
 
     def add_routes(self, routes: Routes) -> None:
         routes.add("/", get=self.root)
         routes.add("/api/version", get=self.version)
-        routes.add("/api/tags", get=self._lists.tags)
-        routes.add("/api/ps", get=self._lists.running)
-        routes.add("/api/show", post=self._lists.show)
+        routes.add("/api/tags", get=self.tags)
+        routes.add("/api/ps", get=self.running)
+        routes.add("/api/show", post=self.show)
         translated: dict[str, tuple[Callable[[], OllamaAnswer], Translate]] = {
             "/api/chat": (lambda: AnswerLines(as_message), ollama_request.chat),
             "/api/generate": (lambda: AnswerLines(as_response), ollama_request.generate),
-            "/api/embed": (EmbedAnswer, ollama_request.embed),
-            "/api/embeddings": (EmbeddingsAnswer, ollama_request.embeddings),
+            "/api/embed": (lambda: VectorAnswer("embeddings"), ollama_request.embed),
+            "/api/embeddings": (lambda: VectorAnswer("embedding"), ollama_request.embeddings),
         }
         for path, (new_answer, translate) in translated.items():
             routes.add(path, post=functools.partial(self._answer, new_answer, translate))
-        routes.add("/api/pull", post=self._files.pull)
-        routes.add("/api/delete", delete=self._files.delete)
+        routes.add("/api/pull", post=self.pull)
+        routes.add("/api/delete", delete=self.delete)
         for path in _NOT_SERVED:
             refuse = functools.partial(self.refuse, path)
             routes.add(path, get=refuse, post=refuse)
@@ -396,6 +287,81 @@ class OllamaEndpoints(Feature):
 
     async def refuse(self, path: str, request: web.BaseRequest) -> web.Response:
         raise NotServed(f"{request.path} is not served here: {_NOT_SERVED[path]}")
+
+    async def tags(self, request: web.BaseRequest) -> web.Response:
+        models = with_variants(client_models(self._loader, request))
+        details = await self._details(models)
+        return json_response({"models": [tag(model, details[model.id]) for model in models]})
+
+    async def running(self, request: web.BaseRequest) -> web.Response:
+        found = client_models(self._loader, request)
+        models = [model for model in found if model.state == "loaded"]
+        details, now = await self._details(models), datetime.now(tz=UTC)
+        listed = [
+            running_entry(model, details[model.id], self._host.residence(model.id), now)
+            for model in models
+        ]
+        return json_response({"models": listed})
+
+    async def show(self, request: web.BaseRequest) -> web.Response:
+        name = required_name(await self._read(request))
+        names = ModelNames(with_variants(client_models(self._loader, request)))
+        found = names.resolve(without_tag(name, names)).model_info
+        return json_response(show(found, (await self._details([found]))[found.id]))
+
+    async def pull(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Download a model, and report the progress in lines; a served model is complete at once.
+
+        Raises ProxyError, as `OllamaHost.pull`, before the first line.
+        """
+        members = await self._read(request)
+        name, names = required_name(members), self._names(request)
+        if names.get(without_tag(name, names) or ""):
+            progress = _pull_present_model()
+        else:
+            self._check_may_change(request)
+            progress = self._host.pull(name)
+        if members.get("stream") is not False:
+            return await _stream(request, progress)
+        async with aclosing(progress):
+            async for _ in progress:
+                pass
+        return json_response(_SUCCESS)
+
+    async def delete(self, request: web.BaseRequest) -> web.Response:
+        """Delete a model; raises as `OllamaHost.delete`, and UnknownModel."""
+        name = required_name(await self._read(request))
+        self._check_may_change(request)
+        names = self._names(request)
+        short = without_tag(name, names) or ""
+        found = names.resolve(short)
+        # The id of a model of the hub has no slash.
+        if found.model_info.id not in {short, short.replace("/", "--")}:
+            raise BadRequest(f"{name} is another name of {found.model_info.id}; delete that")
+        await self._host.delete(found.model_info.id)
+        return web.Response()
+
+    def _check_may_change(self, request: web.BaseRequest) -> None:
+        if not self._bodies.settings.ollama.manage_models:
+            raise Forbidden(
+                "clients may not download or delete models here; "
+                "to allow it, set manage_models = true under [proxy.ollama]"
+            )
+        if (key := request[KEY]) and key.models is not None:
+            raise Forbidden("this API key may use only some models, so it may not change them")
+
+    def _names(self, request: web.BaseRequest) -> ModelNames:
+        return ModelNames(client_models(self._loader, request))
+
+    async def _read(self, request: web.BaseRequest) -> dict[str, Any]:
+        with self._bodies.share(client_of(request)) as share:
+            return await read_members(request, share)
+
+    async def _details(self, models: Sequence[ModelInfo]) -> Mapping[str, ModelDetails]:
+        """Return the details of each entry of a list, by its id; a variant has its model's."""
+        names = {_base_model_id(model) for model in models if model.is_local}
+        details = await self._host.details(sorted(names))
+        return {model.id: details.get(_base_model_id(model), _NO_DETAILS) for model in models}
 
     async def _answer(
         self, new_answer: Callable[[], OllamaAnswer], translate: Translate, request: web.BaseRequest
@@ -417,50 +383,40 @@ class OllamaEndpoints(Feature):
     ) -> None:
         body = await read_body(request, share)
         await check_complexity(body, share)
-        asked = await share.run(len(body), lambda: _parse(members_of(body), translate, names))
-        answer.take(asked.given_model, engine := asked.request)
+
+        def parse() -> tuple[dict[str, Any], str, ModelInfo, EngineRequest | None]:
+            members = members_of(body)
+            name = without_tag(given_name(members), names)
+            model_info = names.resolve(name).model_info
+            return members, name or model_info.id, model_info, translate(members)
+
+        members, model, model_info, engine = await share.run(len(body), parse)
+        answer.take(given_name(members) or model_info.id, engine)
         if engine is None:
-            reason = await self._load(asked, share.settings.queue_timeout_s)
-            loaded = {**header(answer.model), **answer.empty(), "done": True, "done_reason": reason}
+            stays_s = keep_alive_s(members)
+            await self._load(model_info, stays_s, share.settings.queue_timeout_s)
+            end = {"done": True, "done_reason": "unload" if stays_s == 0 else "load"}
+            loaded = {**header(answer.model), **answer.empty, **end}
             await write_whole(response, OwnAnswer(HTTPStatus.OK, orjson.dumps(loaded)))
             return
         share.add_bytes(len(body))
-        content = await share.run(
-            len(body),
-            lambda: json_content(
-                encode_members({**engine.members, "model": asked.model}),
-                engine.kind,
-                None,
-                names,
-                share.settings,
-                cache_owner(request, share.settings),
-            ),
-        )
-        request_id = response.record.request_id
-        path, kind = engine.path, engine.kind
+        owner = cache_owner(request, share.settings)
+
+        def encode() -> Content:
+            encoded = encode_members({**engine.members, "model": model})
+            return json_content(encoded, engine.kind, None, names, share.settings, owner)
+
+        content = await share.run(len(body), encode)
+        request_id, path, kind = response.record.request_id, engine.path, engine.kind
         read = request_of(request, request_id, share.settings, path, kind, content)
         with response.through(answer):
             await self._forwarded.serve(request, response, share, names, read=read)
 
-    async def _load(self, asked: _Asked, limit_s: float) -> str:
-        """Load a model of this machine, or have it unloaded at once; return what was done."""
-        model = asked.model
-        is_unloaded = asked.keep_alive_s == 0
-        if asked.is_local and not is_unloaded:
-            await load_in_time(self._loader, model, limit_s)
-        if asked.is_local and asked.keep_alive_s is not None:
-            self._host.keep_alive(model, asked.keep_alive_s)
-        return "unload" if is_unloaded else "load"
-
-
-def _parse(members: dict[str, Any], translate: Translate, names: ModelNames) -> _Asked:
-    given = given_name(members)
-    name = without_tag(given, names)
-    model_info = names.resolve(name).model_info
-    request = translate(members)
-    model = name or model_info.id
-    stays_s = keep_alive_s(members) if request is None else None
-    is_local = model_info.is_local
-    return _Asked(
-        model if request else model_info.id, is_local, given or model_info.id, request, stays_s
-    )
+    async def _load(self, model_info: ModelInfo, stays_s: float | None, limit_s: float) -> None:
+        """Load a model of this machine for `stays_s`, or have it unloaded at once if that is 0."""
+        if not model_info.is_local:
+            return
+        if stays_s != 0:
+            await load_in_time(self._loader, model_info.id, limit_s)
+        if stays_s is not None:
+            self._host.keep_alive(model_info.id, stays_s)

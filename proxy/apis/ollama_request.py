@@ -116,27 +116,12 @@ def _object(value: object, what: str) -> Mapping[str, Any]:
     return value
 
 
+_SAMPLERS: Final = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop")
+_PENALTIES: Final = ("repeat_last_n", "repeat_penalty", "presence_penalty", "frequency_penalty")
+_MIROSTAT: Final = ("mirostat", "mirostat_tau", "mirostat_eta")
+# The engine's member for each option.
 _NAMES: Final = MappingProxyType(
-    {
-        name: name
-        for name in (
-            "temperature",
-            "top_k",
-            "top_p",
-            "min_p",
-            "typical_p",
-            "repeat_last_n",
-            "repeat_penalty",
-            "presence_penalty",
-            "frequency_penalty",
-            "mirostat",
-            "mirostat_tau",
-            "mirostat_eta",
-            "seed",
-            "stop",
-        )
-    }
-    | {"num_keep": "n_keep"}
+    {name: name for name in (*_SAMPLERS, *_PENALTIES, *_MIROSTAT)} | {"num_keep": "n_keep"}
 )
 _LIMIT: Final = "num_predict"
 

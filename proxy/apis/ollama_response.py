@@ -7,57 +7,39 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import orjson
 from multidict import CIMultiDict
 
 from proxy.apis.ollama_request import EngineRequest
 from proxy.common.headers import is_event_stream
-from proxy.forward.assemblers import ToolCall
-from proxy.forward.response import StreamTransform
+from proxy.forward.assemblers import ToolCall, chat_piece
+from proxy.forward.response import EventTransform
 from proxy.http.api_formats import LINES, ollama_error
 from proxy.router.lease import Lease
-from proxy.upstream.http1 import DONE, InvalidEvent, Splitter, data_of, members_of
+from proxy.upstream.http1 import DONE, data_of, members_of
 
 _NS: Final = 1_000_000  # in a millisecond
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
-    content: str = ""
-    thinking: str = ""
-    calls: Sequence[Mapping[str, Any]] = ()
-    logprobs: Sequence[Any] = ()
-
-    @property
-    def is_empty(self) -> bool:
-        return not (self.content or self.thinking or self.calls or self.logprobs)
-
-
+# What a piece adds: those of `content`, `thinking`, `tool_calls` and `logprobs` that are not empty.
+Delta = dict[str, Any]
 Shape = Callable[[Delta], dict[str, Any]]
 
 
 def as_message(delta: Delta) -> dict[str, Any]:
-    message = {"role": "assistant", "content": delta.content, **_delta_message(delta)}
-    return {"message": message, **_logprobs(delta)}
+    message = {"role": "assistant", "content": "", **delta}
+    logprobs = message.pop("logprobs", None)
+    return {"message": message, "logprobs": logprobs} if logprobs else {"message": message}
 
 
 def as_response(delta: Delta) -> dict[str, Any]:
-    return {"response": delta.content, **_delta_message(delta), **_logprobs(delta)}
-
-
-def _delta_message(delta: Delta) -> dict[str, Any]:
-    thinking = {"thinking": delta.thinking} if delta.thinking else {}
-    return {**thinking, **({"tool_calls": list(delta.calls)} if delta.calls else {})}
-
-
-def _logprobs(delta: Delta) -> dict[str, Any]:
-    return {"logprobs": list(delta.logprobs)} if delta.logprobs else {}
+    others = {name: value for name, value in delta.items() if name != "content"}
+    return {"response": delta.get("content", ""), **others}
 
 
 def _call_json(call: ToolCall, index: int) -> dict[str, Any]:
@@ -69,80 +51,9 @@ def _call_json(call: ToolCall, index: int) -> dict[str, Any]:
     return {"id": call.id, "function": {"index": index, "name": call.name, "arguments": arguments}}
 
 
-class Answer:
-    """Collects one answer; `is_over` once llama-server's own completion has ended."""
-
-    def __init__(self) -> None:
-        self.is_over = False
-        self._reason = "stop"
-        self._calls: dict[int, ToolCall] = {}
-        self._usage: Mapping[str, Any] = {}
-        self._timings: Mapping[str, Any] = {}
-
-    def add(self, piece: Mapping[str, Any]) -> Delta:
-        """Take a piece; raises LookupError, TypeError or AttributeError for another format."""
-        self._usage = piece.get("usage") or self._usage
-        self._timings = piece.get("timings") or self._timings
-        return self._chat_delta(piece) if "choices" in piece else self._completion_delta(piece)
-
-    def end(self) -> tuple[Delta, dict[str, Any]]:
-        calls = [_call_json(call, index) for index, call in sorted(self._calls.items())]
-        return Delta(calls=calls), {"done": True, "done_reason": self._reason, **self._figures()}
-
-    def _chat_delta(self, piece: Mapping[str, Any]) -> Delta:
-        for choice in piece["choices"]:
-            if choice.get("finish_reason") == "length":
-                self._reason = "length"
-            delta = choice.get("delta") or {}
-            for call in delta.get("tool_calls") or ():
-                self._calls.setdefault(call["index"], ToolCall()).add(call)
-            logprobs = (choice.get("logprobs") or {}).get("content") or ()
-            texts = delta.get("content") or "", delta.get("reasoning_content") or ""
-            return Delta(*texts, logprobs=logprobs)
-        return Delta()
-
-    def _completion_delta(self, piece: Mapping[str, Any]) -> Delta:
-        if piece.get("stop") is True:
-            self.is_over = True
-            self._reason = "length" if piece.get("stop_type") == "limit" else "stop"
-            self._usage = {
-                "prompt_tokens": piece.get("tokens_evaluated"),
-                "completion_tokens": piece.get("tokens_predicted"),
-            }
-        return Delta(piece.get("content") or "")
-
-    def _figures(self) -> dict[str, int]:
-        usage, timings = self._usage, self._timings
-        prompt = usage.get("prompt_tokens")
-        if prompt is None:
-            prompt = timings.get("cache_n", 0) + timings.get("prompt_n", 0)
-        decoded = usage.get("completion_tokens")
-        return {
-            "prompt_eval_count": prompt,
-            "prompt_eval_duration": int(timings.get("prompt_ms", 0) * _NS),
-            "eval_count": timings.get("predicted_n", 0) if decoded is None else decoded,
-            "eval_duration": int(timings.get("predicted_ms", 0) * _NS),
-        }
-
-
-def whole_piece(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    if "choices" not in body:
-        return {**body, "stop": True}
-    (choice, *_) = body["choices"]
-    message = choice["message"]
-    calls = [{**call, "index": at} for at, call in enumerate(message.get("tool_calls") or ())]
-    return {**body, "choices": [{**choice, "delta": {**message, "tool_calls": calls}}]}
-
-
-def header(model: str) -> dict[str, str]:
+def header(model: str) -> dict[str, Any]:
     now = datetime.now(tz=UTC).isoformat().replace("+00:00", "Z")
     return {"model": model, "created_at": now}
-
-
-def failure(body: Mapping[str, Any]) -> bytes:
-    """Return an engine's error in Ollama's format."""
-    error = body.get("error")
-    return ollama_error(error if isinstance(error, dict) else {"message": error})
 
 
 def vectors_of(body: Mapping[str, Any], dimensions: int | None) -> list[Sequence[float]]:
@@ -152,10 +63,6 @@ def vectors_of(body: Mapping[str, Any], dimensions: int | None) -> list[Sequence
     """
     ordered = sorted(body["data"], key=lambda item: int(item["index"]))
     return [_cut(item["embedding"], dimensions) for item in ordered]
-
-
-def prompt_tokens(body: Mapping[str, Any]) -> int:
-    return int((body.get("usage") or {}).get("prompt_tokens", 0))
 
 
 def _cut(vector: Sequence[float], dimensions: int | None) -> Sequence[float]:
@@ -172,10 +79,15 @@ IGNORED: Final = "X-Corral-Ignored"
 _IGNORED_MAX_CHARACTERS: Final = 512
 
 
-class OllamaAnswer(StreamTransform):
-    """Translates an answer for an endpoint; `take` sets the request and the client's `model`."""
+class OllamaAnswer(EventTransform):
+    """Translates an answer for an endpoint; `empty` has the members of an empty answer.
 
-    def __init__(self) -> None:
+    `take` sets the request and the client's `model`.
+    """
+
+    def __init__(self, empty: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.empty = empty
         self.model = ""
         self._asked: EngineRequest | None = None
         self._began_at_s = time.monotonic()
@@ -184,9 +96,6 @@ class OllamaAnswer(StreamTransform):
     def take(self, model: str, asked: EngineRequest | None) -> None:
         """Note the model and the engine's request; None if the request only loads the model."""
         self.model, self._asked = model, asked
-
-    def empty(self) -> dict[str, Any]:
-        raise NotImplementedError
 
     def translate_whole(self, body: Mapping[str, Any]) -> bytes:
         """Translate a whole answer; raises as `whole` does."""
@@ -197,8 +106,7 @@ class OllamaAnswer(StreamTransform):
         return {"total_duration": int(total_s * 1e9), "load_duration": int(self._queued_s * 1e9)}
 
     def ping(self) -> bytes:
-        line = {**header(self.model), **self.empty(), "done": False}
-        return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+        return self._encode_line(self.empty, {"done": False})
 
     def note_lease(self, lease: Lease) -> None:
         self._queued_s = lease.queued_s
@@ -217,6 +125,12 @@ class OllamaAnswer(StreamTransform):
         self.begin(status, headers)
         return body
 
+    def _encode_line(self, *members: Mapping[str, Any]) -> bytes:
+        line = header(self.model)
+        for more in members:
+            line.update(more)
+        return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+
 
 class AnswerLines(OllamaAnswer):
     """Writes the lines of one answer; `is_over` is True after the last line.
@@ -226,75 +140,97 @@ class AnswerLines(OllamaAnswer):
     """
 
     def __init__(self, shape: Shape) -> None:
-        super().__init__()
+        super().__init__(shape({}))
         self.is_over = False
         self._shape = shape
-        self._answer = Answer()
-        self._splitter = Splitter()
-
-    def empty(self) -> dict[str, Any]:
-        return self._shape(Delta())
-
-    def feed(self, chunk: bytes) -> bytes:
-        """Translate the engine's next bytes; raises InvalidEvent."""
-        return b"".join(
-            [line for event in self._splitter.feed(chunk) for line in self._lines(event)]
-        )
+        self._reason = "stop"
+        self._calls: dict[int, ToolCall] = {}
+        self._usage: Mapping[str, Any] = {}
+        self._timings: Mapping[str, Any] = {}
 
     def translate_whole(self, body: Mapping[str, Any]) -> bytes:
-        delta = self._answer.add(whole_piece(body))
-        called, last = self._answer.end()
-        return self._encode_line(replace(delta, calls=called.calls), self.durations(), last)
+        delta = self._add(chat_piece(body) if "choices" in body else {**body, "stop": True})
+        return self._encode_line(self._shape(delta | self._called()), self._last_members())
 
-    def _lines(self, event: bytes) -> Iterator[bytes]:
+    def event(self, event: bytes) -> bytes:
         if self.is_over:
-            return
+            return b""
         if data_of(event) == DONE:
-            yield from self._end()
-            return
+            return self._end()
         if (piece := members_of(event)) is None:  # a comment
-            return
+            return b""
         if "error" in piece:
             self.is_over = True
-            yield failure(piece)
-            return
-        try:
-            delta = self._answer.add(piece)
-        except (LookupError, TypeError, AttributeError) as error:
-            raise InvalidEvent(f"an event is no piece of an answer: {error!r}") from error
-        if not delta.is_empty:
-            yield self._encode_line(delta, {"done": False})
-        if self._answer.is_over:
-            yield from self._end()
+            error = piece["error"]
+            return ollama_error(error if isinstance(error, dict) else {"message": error})
+        delta = self._add(piece)
+        line = self._encode_line(self._shape(delta), {"done": False}) if delta else b""
+        return line + self._end() if piece.get("stop") is True else line
 
-    def _end(self) -> Iterator[bytes]:
-        called, last = self._answer.end()
-        if called.calls:
-            yield self._encode_line(called, {"done": False})
-        yield self._encode_line(Delta(), self.durations(), last)
+    def _add(self, piece: Mapping[str, Any]) -> Delta:
+        """Take a piece; raises LookupError, TypeError or AttributeError for another format."""
+        self._usage = piece.get("usage") or self._usage
+        self._timings = piece.get("timings") or self._timings
+        if piece.get("stop") is True:
+            self._reason = "length" if piece.get("stop_type") == "limit" else "stop"
+            self._usage = {
+                "prompt_tokens": piece.get("tokens_evaluated"),
+                "completion_tokens": piece.get("tokens_predicted"),
+            }
+        if "choices" not in piece:
+            return {"content": text} if (text := piece.get("content")) else {}
+        for choice in piece["choices"]:
+            if choice.get("finish_reason") == "length":
+                self._reason = "length"
+            delta = choice.get("delta") or {}
+            for call in delta.get("tool_calls") or ():
+                self._calls.setdefault(call["index"], ToolCall()).add(call)
+            added = {
+                "content": delta.get("content"),
+                "thinking": delta.get("reasoning_content"),
+                "logprobs": (choice.get("logprobs") or {}).get("content"),
+            }
+            return {name: value for name, value in added.items() if value}
+        return {}
+
+    def _called(self) -> Delta:
+        calls = [_call_json(call, index) for index, call in sorted(self._calls.items())]
+        return {"tool_calls": calls} if calls else {}
+
+    def _end(self) -> bytes:
         self.is_over = True
+        called = self._called()
+        line = self._encode_line(self._shape(called), {"done": False}) if called else b""
+        return line + self._encode_line(self.empty, self._last_members())
 
-    def _encode_line(self, delta: Delta, *members: Mapping[str, Any]) -> bytes:
-        line = {**header(self.model), **self._shape(delta)}
-        for more in members:
-            line.update(more)
-        return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+    def _last_members(self) -> dict[str, Any]:
+        usage, timings = self._usage, self._timings
+        prompt = usage.get("prompt_tokens")
+        if prompt is None:
+            prompt = timings.get("cache_n", 0) + timings.get("prompt_n", 0)
+        decoded = usage.get("completion_tokens")
+        return {
+            **self.durations(),
+            "done": True,
+            "done_reason": self._reason,
+            "prompt_eval_count": prompt,
+            "prompt_eval_duration": int(timings.get("prompt_ms", 0) * _NS),
+            "eval_count": timings.get("predicted_n", 0) if decoded is None else decoded,
+            "eval_duration": int(timings.get("predicted_ms", 0) * _NS),
+        }
 
 
-class EmbedAnswer(OllamaAnswer):
-    def empty(self) -> dict[str, Any]:
-        return {"embeddings": []}
+class VectorAnswer(OllamaAnswer):
+    """Translates vectors for `/api/embed`, and the single one of the older `/api/embeddings`."""
+
+    def __init__(self, member: Literal["embeddings", "embedding"]) -> None:
+        super().__init__({member: []})
 
     def translate_whole(self, body: Mapping[str, Any]) -> bytes:
         vectors = vectors_of(body, self._asked.dimensions if self._asked else None)
-        counted = {**self.durations(), "prompt_eval_count": prompt_tokens(body)}
+        if "embedding" in self.empty:
+            (vector,) = vectors
+            return orjson.dumps({"embedding": vector})
+        tokens = int((body.get("usage") or {}).get("prompt_tokens", 0))
+        counted = {**self.durations(), "prompt_eval_count": tokens}
         return orjson.dumps({"model": self.model, "embeddings": vectors, **counted})
-
-
-class EmbeddingsAnswer(OllamaAnswer):
-    def empty(self) -> dict[str, Any]:
-        return {"embedding": []}
-
-    def translate_whole(self, body: Mapping[str, Any]) -> bytes:
-        (vector,) = vectors_of(body, None)
-        return orjson.dumps({"embedding": vector})

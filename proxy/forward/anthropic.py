@@ -18,12 +18,13 @@ from typing import Any, Final
 import orjson
 
 from proxy.errors import BadRequest
-from proxy.forward.assemblers import MessagesAssembler
-from proxy.forward.response import StreamTransform
+from proxy.forward.assemblers import MessagesAssembler, chat_piece
+from proxy.forward.response import EventTransform
+from proxy.http.api_formats import Event, named_event
 from proxy.request.request import ProxyRequest
 from proxy.request.variants import MEMBER
 from proxy.upstream.endpoint_kinds import EndpointKind
-from proxy.upstream.http1 import DONE, InvalidEvent, Splitter, data_of, members_of
+from proxy.upstream.http1 import DONE, data_of, members_of
 
 PATH: Final = "/v1/chat/completions"
 
@@ -145,29 +146,23 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {**named, "parameters": tool.get("input_schema", {})}}
 
 
-Event = dict[str, Any]
-
 _STOP_REASONS: Final = {"length": "max_tokens", "tool_calls": "tool_use"}
 # Empty blocks.
 _TEXT: Final[Event] = {"type": "text", "text": ""}
 _THINKING: Final[Event] = {"type": "thinking", "thinking": "", "signature": ""}
 
 
-class MessageEvents(StreamTransform):
+class MessageEvents(EventTransform):
     """Translates one response of a chat; `is_over` is True after a stream's last event."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.is_over = False
-        self._splitter = Splitter()
         self._block: object = None  # the open block: "text", "thinking" or the index of a call
         self._index = -1
         self._has_begun = False
         self._stop_reason = "end_turn"
         self._usage: Mapping[str, Any] = {}
-
-    def feed(self, chunk: bytes) -> bytes:
-        """Translate the engine's next bytes; raises InvalidEvent."""
-        return b"".join([self._translate_event(event) for event in self._splitter.feed(chunk)])
 
     def whole(self, status: int, body: bytes) -> bytes:
         given = orjson.loads(body) if status == HTTPStatus.OK else {}
@@ -178,16 +173,12 @@ class MessageEvents(StreamTransform):
             assembler.add(event)
         return orjson.dumps(assembler.assemble())
 
-    def _translate_event(self, raw: bytes) -> bytes:
-        if data_of(raw) == DONE:
-            return b"".join(map(encode_event, self.last_events()))
-        piece = members_of(raw)
-        if piece is None:  # a comment
-            return raw
-        try:
-            return b"".join(map(encode_event, self.events(piece)))
-        except (LookupError, TypeError, AttributeError) as error:
-            raise InvalidEvent(f"an event is no piece of a chat: {error!r}") from error
+    def event(self, event: bytes) -> bytes:
+        if data_of(event) == DONE:
+            return b"".join([named_event(last["type"], last) for last in self.last_events()])
+        if (piece := members_of(event)) is None:  # a comment
+            return event
+        return b"".join([named_event(made["type"], made) for made in self.events(piece)])
 
     def events(self, piece: Mapping[str, Any]) -> Iterator[Event]:
         if "error" in piece:
@@ -253,17 +244,9 @@ class MessageEvents(StreamTransform):
 
 
 def events_of(body: Mapping[str, Any]) -> Iterator[Event]:
-    (choice,) = body["choices"]
-    message = choice["message"]
-    calls = [{**call, "index": at} for at, call in enumerate(message.get("tool_calls") or ())]
-    piece = {**choice, "delta": {**message, "tool_calls": calls}}
     events = MessageEvents()
-    yield from events.events({**body, "choices": [piece]})
+    yield from events.events(chat_piece(body))
     yield from events.last_events()
-
-
-def encode_event(event: Event) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), orjson.dumps(event))
 
 
 def _usage(usage: Mapping[str, Any]) -> dict[str, int]:

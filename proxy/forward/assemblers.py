@@ -421,6 +421,14 @@ class ResponsesAssembler(Assembler):
         return {"completed_at": created_at, **self._response, "output": output}
 
 
+def chat_piece(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a whole chat completion of one choice as a single piece of a stream."""
+    (choice,) = body["choices"]
+    message = choice["message"]
+    calls = [{**call, "index": at} for at, call in enumerate(message.get("tool_calls") or ())]
+    return {**body, "choices": [{**choice, "delta": {**message, "tool_calls": calls}}]}
+
+
 def assembler_for(kind: EndpointKind, members: Mapping[str, Any]) -> Assembler:
     match kind:
         case EndpointKind.MESSAGES:

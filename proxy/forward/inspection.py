@@ -18,6 +18,7 @@ from multidict import CIMultiDict
 from proxy.common.headers import SLOT
 from proxy.errors import UpstreamFailed
 from proxy.forward.response import StreamTransform
+from proxy.http.api_formats import data_event
 from proxy.observe.explanation import explain, own_figures
 from proxy.observe.record import AccessRecord
 from proxy.request.request import ProxyRequest
@@ -69,7 +70,7 @@ class Explained(StreamTransform):
         event, end, rest = self._held.partition(_END)
         if DONE in event:
             chunk = {**_shared_chunk_members(self._passed), MEMBER: self._explanation()}
-            return b"data: " + orjson.dumps(chunk) + _END + self._held
+            return data_event(chunk) + self._held
         if not event.endswith(b"}"):
             return self._held
         return event[:-1] + b"," + orjson.dumps({MEMBER: self._explanation()})[1:] + end + rest

@@ -22,11 +22,11 @@ from uuid import uuid4
 import orjson
 from multidict import CIMultiDict
 
-from proxy.forward.response import StreamTransform
+from proxy.forward.response import EventTransform
 from proxy.http.api_formats import Event, error_as_event, event_bytes
 from proxy.request.request import ProxyRequest
 from proxy.request.stored_responses import StoredTurn
-from proxy.upstream.http1 import InvalidEvent, Splitter, members_of
+from proxy.upstream.http1 import InvalidEvent, members_of
 
 # The members that repeat the request, with their defaults.
 _REPEATED: Final[Mapping[str, Any]] = {
@@ -198,7 +198,7 @@ _BEGINNINGS: Final = frozenset({"response.created", "response.in_progress"})
 _OURS: Final = frozenset({PART_ADDED, PART_DONE, REASONING_DONE, ARGUMENTS_DONE})
 
 
-class StreamEvents(StreamTransform):
+class StreamEvents(EventTransform):
     """Completes one response.
 
     Args:
@@ -218,6 +218,7 @@ class StreamEvents(StreamTransform):
         now: int = 0,
         on_complete: Callable[[Mapping[str, Any]], None] = lambda _: None,
     ) -> None:
+        super().__init__()
         self.is_over = False
         self._on_complete = on_complete
         self._base = base
@@ -226,11 +227,6 @@ class StreamEvents(StreamTransform):
         self._has_begun = False
         self._items: list[Item] = []
         self._count = 0
-        self._splitter = Splitter()
-
-    def feed(self, chunk: bytes) -> bytes:
-        """Complete the engine's next bytes; raises InvalidEvent."""
-        return b"".join([self._complete_event(event) for event in self._splitter.feed(chunk)])
 
     def begin(self, status: int, headers: CIMultiDict[str]) -> None:  # noqa: ARG002 (of any status)
         self._created_at = int(datetime.now(tz=UTC).timestamp())
@@ -243,21 +239,18 @@ class StreamEvents(StreamTransform):
         self._on_complete(response)
         return orjson.dumps(response)
 
-    def _complete_event(self, raw: bytes) -> bytes:
+    def event(self, event: bytes) -> bytes:
         try:
-            event = members_of(raw.partition(b"\n")[2] if raw.startswith(b"event: ") else raw)
+            given = members_of(event.partition(b"\n")[2] if event.startswith(b"event: ") else event)
         except InvalidEvent:
-            return raw
-        if event is None:  # a comment
-            return raw
+            return event
+        if given is None:  # a comment
+            return event
         last = self._items[-1] if self._items else None
-        try:
-            if last and event.get("item_id") == last.id and event["type"] == last.delta:
-                last.sent.append(event["delta"])  # nearly always
-                return self._encode_event({**last.place, **event})
-            return b"".join(map(self._encode_event, self._events({**event})))
-        except (LookupError, TypeError, AttributeError) as error:
-            raise InvalidEvent(f"an event is no piece of a response: {error!r}") from error
+        if last and given.get("item_id") == last.id and given["type"] == last.delta:
+            last.sent.append(given["delta"])  # nearly always
+            return self._encode_event({**last.place, **given})
+        return b"".join(map(self._encode_event, self._events({**given})))
 
     def _encode_event(self, event: Event) -> bytes:
         self._count += 1

@@ -31,6 +31,7 @@ from multidict import CIMultiDict
 
 from proxy.common.headers import JSON
 from proxy.errors import UpstreamConnectFailed, UpstreamFailed, UpstreamTimeout
+from proxy.http.api_formats import data_event
 from proxy.request.request import ProxyRequest
 from proxy.router.lease import Lease
 from proxy.router.router import Router
@@ -128,9 +129,9 @@ class PrefillFilter:
         if before and token and before[0] == token[0]:
             choice = piece["choices"][0]
             delta = {**choice["delta"], token[0]: before[1] + token[1]}
-            return _event({**piece, "choices": [{**choice, "delta": delta}]})
+            return data_event({**piece, "choices": [{**choice, "delta": delta}]})
         members = {key: value for key, value in begun.items() if key != "prompt_progress"}
-        return _event(members) + event
+        return data_event(members) + event
 
 
 def _text_of(piece: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -141,10 +142,6 @@ def _text_of(piece: Mapping[str, Any]) -> tuple[str, str] | None:
         case {"choices": [{"delta": {"reasoning_content": str(text)}}]} if text:
             return "reasoning_content", text
     return None
-
-
-def _event(piece: Mapping[str, Any]) -> bytes:
-    return b"data: " + orjson.dumps(piece) + b"\n\n"
 
 
 # Target duration of a pass with a chunk; running streams pause this long.

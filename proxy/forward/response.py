@@ -40,7 +40,7 @@ from proxy.errors import ProxyError, UpstreamFailed
 from proxy.http.api_formats import ApiFormat, format_of
 from proxy.observe.record import AccessRecord
 from proxy.router.lease import Lease
-from proxy.upstream.http1 import InvalidEvent
+from proxy.upstream.http1 import InvalidEvent, Splitter
 
 # A client that stopped reading cannot take its last event either.
 _FAREWELL_TIMEOUT_S: Final = 0.5
@@ -98,6 +98,27 @@ class StreamTransform:
     def refuse(self, status: int, headers: CIMultiDict[str], body: bytes) -> bytes:  # noqa: ARG002
         """Take an instance's own error, in the format of the client's API."""
         return body
+
+
+class EventTransform(StreamTransform):
+    """Changes each event of a stream.
+
+    What an event of another format raises (LookupError, TypeError, AttributeError) becomes
+    InvalidEvent.
+    """
+
+    def __init__(self) -> None:
+        self._splitter = Splitter()
+
+    def feed(self, chunk: bytes) -> bytes:
+        try:
+            return b"".join([self.event(event) for event in self._splitter.feed(chunk)])
+        except (LookupError, TypeError, AttributeError) as error:
+            raise InvalidEvent(f"an event is no piece of a response: {error!r}") from error
+
+    def event(self, event: bytes) -> bytes:
+        """Return the bytes to pass on for an event."""
+        raise NotImplementedError
 
 
 class Response:

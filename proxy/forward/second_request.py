@@ -29,7 +29,8 @@ import orjson
 from multidict import CIMultiDict
 
 from proxy.errors import Unfinished, UpstreamFailed
-from proxy.forward.response import Abandoned, Discarded, StreamTransform
+from proxy.forward.response import Abandoned, Discarded, EventTransform, StreamTransform
+from proxy.http.api_formats import data_event
 from proxy.observe.record import AccessRecord
 from proxy.request.request import ProxyRequest
 from proxy.router.lease import Lease
@@ -161,18 +162,10 @@ def _parse_response(body: bytes) -> Mapping[str, Any]:
 
 
 # A request with one of these cannot be continued.
-_BEGIN_ANEW: Final = frozenset(
-    (
-        "continue_final_message",
-        "functions",
-        "grammar",
-        "json_schema",
-        "logprobs",
-        "n_probs",
-        "response_format",
-        "return_tokens",
-        "tools",
-    )
+_BEGIN_ANEW: Final = (
+    _FORMATS
+    | {"continue_final_message", "functions", "grammar", "tools"}
+    | {"logprobs", "n_probs", "return_tokens"}
 )
 _LIMITS: Final = ("max_tokens", "max_completion_tokens", "n_predict")
 # The engine treats these as "no seed". Source: llama.cpp, LLAMA_DEFAULT_SEED.
@@ -218,22 +211,19 @@ def _is_repeatable(members: Mapping[str, Any]) -> bool:
     return is_seeded or (temperature == 0 and temperature is not False)
 
 
-class Continuation(StreamTransform):
+class Continuation(EventTransform):
     """Passes the rest of a stream, without its beginning and with the id of the first response.
 
     Raises AnswerDiffers if a replay does not begin as the answer did.
     """
 
     def __init__(self, record: AccessRecord, unfinished: Unfinished, *, is_replay: bool) -> None:
+        super().__init__()
         self._record = record
         self._unfinished = unfinished
         self._is_replay = is_replay
         self._known = unfinished.text  # text that the client has and this response will repeat
-        self._splitter = Splitter()
         self._has_begun = False
-
-    def feed(self, chunk: bytes) -> bytes:
-        return b"".join(map(self._event, self._splitter.feed(chunk)))
 
     def end(self) -> bytes:
         return self._splitter.take_rest()
@@ -241,7 +231,7 @@ class Continuation(StreamTransform):
     def refuse(self, status: int, headers: CIMultiDict[str], body: bytes) -> bytes:  # noqa: ARG002
         raise UpstreamFailed(f"{self._record.instance} could not continue the answer: {status}")
 
-    def _event(self, event: bytes) -> bytes:
+    def event(self, event: bytes) -> bytes:
         members = members_of(event)
         if members is None:
             return event
@@ -254,7 +244,7 @@ class Continuation(StreamTransform):
             if not self._has_begun and not self._begins(delta, choice["finish_reason"]):
                 return b""  # the client has it
             changed["choices"] = [{**choice, "delta": delta}]
-        return b"data: " + orjson.dumps(changed) + b"\n\n"
+        return data_event(changed)
 
     def _begins(self, delta: dict[str, Any], finish_reason: str | None) -> bool:
         """Remove text that the client has from a delta; return whether anything is left to send."""

@@ -101,7 +101,7 @@ def ollama_error(error: Mapping[str, Any]) -> bytes:
     return orjson.dumps(message, option=orjson.OPT_APPEND_NEWLINE)
 
 
-def _named_event(body: bytes) -> bytes:
+def _error_event(body: bytes) -> bytes:
     return b"event: error\ndata: %b\n\n" % body
 
 
@@ -112,7 +112,7 @@ RESPONSES: Final = replace(
 ANTHROPIC: Final = ApiFormat(
     _anthropic_own,
     _anthropic_engine,
-    _named_event,
+    _error_event,
     ping=lambda: b'event: ping\ndata: {"type": "ping"}\n\n',
 )
 OLLAMA: Final = ApiFormat(
@@ -135,7 +135,7 @@ _BY_PATH: Final[Mapping[str, ApiFormat]] = {
         if kind in _LLAMA_KINDS and not path.endswith("/input_tokens")
     },
     "/generate": LLAMA_SERVER,
-    "/stream/generate": replace(LLAMA_SERVER, error_event=_named_event),
+    "/stream/generate": replace(LLAMA_SERVER, error_event=_error_event),
     "/responses": RESPONSES,
     "/v1/responses": RESPONSES,
 }
@@ -160,10 +160,18 @@ def error_response(path: str, error: ProxyError) -> web.Response:
     return response
 
 
+def data_event(members: Mapping[str, Any]) -> bytes:
+    return b"data: %b\n\n" % orjson.dumps(members)
+
+
+def named_event(name: str, members: Mapping[str, Any]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), orjson.dumps(members))
+
+
 def event_bytes(event: Event, number: int) -> bytes:
     """Return an event of the Responses API."""
     event["sequence_number"] = number
-    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), orjson.dumps(event))
+    return named_event(event["type"], event)
 
 
 def error_as_event(body: Mapping[str, Any]) -> Event:
