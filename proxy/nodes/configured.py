@@ -19,6 +19,8 @@ from proxy.errors import ConfigError
 from proxy.http.tls import RenewedContext, client_context
 from proxy.nodes.settings import NodeSettings, parse_url
 from proxy.observe.record import Emit
+from proxy.settings import ProxySettings
+from proxy.upstream.client import FetchedBody, UpstreamRequest, fetch
 from proxy.upstream.upstream import Node, Upstream
 
 # The most addresses of one name, and of all names together.
@@ -163,19 +165,26 @@ class ConfiguredNode:
     def machine_at(self, address: NodeAddress) -> ConfiguredNode:
         return replace(self, name=f"{self.name}@{address}", address=address)
 
+    async def fetch(
+        self, request: UpstreamRequest, settings: ProxySettings, limit_s: float, max_bytes: int
+    ) -> FetchedBody:
+        """Return the node's whole response. Raises UpstreamTimeout, UpstreamFailed."""
+        return await fetch(self.upstream("", "", 1), request, settings, limit_s, max_bytes)
+
     def upstream(
         self,
-        name: str,
         model: str,
         here: str,
         slots: int,
         aliases: tuple[str, ...] = (),
         variants: tuple[str, ...] = (),
+        *,
+        takes_keep_alive: bool = False,
     ) -> Upstream:
         """Return a model as an instance; `model` is the node's id of it, `here` is ours."""
         url, address = self.settings.parsed_url, self.address
         return Upstream(
-            name=name,
+            name=f"{self.name}/{model}" if model else self.name,
             model=here,
             slots=slots,
             socket=None,
@@ -193,6 +202,7 @@ class ConfiguredNode:
                 variants,
                 self.tls.current if self.tls else None,
                 address.hostname if address else "",
+                takes_keep_alive=takes_keep_alive,
             ),
         )
 

@@ -15,8 +15,8 @@ import socket
 from collections.abc import Sequence
 from typing import Any, Final
 
-from dns._asyncbackend import Backend, DatagramSocket  # its public modules export the same
-from dns.asyncbackend import get_backend
+from dns._asyncbackend import DatagramSocket  # its public modules export the same
+from dns._asyncio_backend import Backend
 from dns.asyncresolver import Resolver
 from dns.exception import DNSException, Timeout
 from dns.resolver import NXDOMAIN, LifetimeTimeout, NoNameservers
@@ -25,28 +25,13 @@ from proxy.nodes.configured import ADDRESSES_MAX, NODE_TIMES, Answer, NodeAddres
 from proxy.nodes.settings import NodeUrl
 
 
-class DnsSockets(Backend):
+class _DnsSockets(Backend):
     """dnspython's backend for asyncio, with other UDP sockets."""
-
-    def __init__(self) -> None:
-        self._streams: Any = get_backend("asyncio")
-
-    def name(self) -> str:
-        return "asyncio"
 
     async def make_socket(self, af: int, socktype: int, *rest: Any, **options: Any) -> Any:
         if socktype == socket.SOCK_DGRAM:
             return _UdpSocket(af)
-        return await self._streams.make_socket(af, socktype, *rest, **options)
-
-    async def sleep(self, interval: float) -> None:
-        await asyncio.sleep(interval)
-
-    def datagram_connection_required(self) -> bool:
-        return False
-
-    async def wait_for(self, awaitable: Any, timeout: float | None) -> Any:  # noqa: ASYNC109 (dnspython's)
-        return await self._streams.wait_for(awaitable, timeout)
+        return await super().make_socket(af, socktype, *rest, **options)  # type: ignore[no-untyped-call]
 
 
 class _UdpSocket(DatagramSocket):
@@ -106,7 +91,7 @@ class _Queries:
         if name_server is not None:
             host, self._resolver.port = name_server
             self._resolver.nameservers = [host]
-        self._sockets = DnsSockets()
+        self._sockets = _DnsSockets()
         self._turns = asyncio.Semaphore(_QUERIES_MAX)
 
     async def services(self, name: str) -> Answer:

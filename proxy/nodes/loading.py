@@ -24,7 +24,7 @@ from proxy.nodes.monitor import NodeMonitor
 from proxy.observe.record import Emit
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
-from proxy.upstream.client import UpstreamRequest, fetch
+from proxy.upstream.client import UpstreamRequest
 
 _FIRST_S: Final = 30.0
 _LAST_S: Final = 600.0
@@ -151,11 +151,8 @@ class RemoteLoading:
         body = orjson.dumps({"model": model})
         headers = CIMultiDict({HOP: "1", "Content-Type": "application/json"})
         request = UpstreamRequest("POST", "/models/load", "", headers, body)
-        upstream = node.upstream(node.name, "", "", 1)
         try:
-            answer = await fetch(
-                upstream, request, self._settings, _ASK_TIMEOUT_S, _ANSWER_MAX_BYTES
-            )
+            answer = await node.fetch(request, self._settings, _ASK_TIMEOUT_S, _ANSWER_MAX_BYTES)
         except (UpstreamFailed, UpstreamTimeout) as error:
             return str(error)
         return None if answer.status == 200 else _message(answer.body, answer.status)

@@ -220,19 +220,7 @@ def remote_models(
     if fallback:
         known = ModelNames((*local.model_infos, *others))
         others += [  # models that no node has, and others answer for
-            ModelInfo(
-                id=name,
-                aliases=(),
-                state="failed",
-                created=created,
-                context_length=None,
-                slots=0,
-                reason=NO_NODE,
-                is_local=False,
-                fallback=tuple(names),
-            )
-            for name, names in fallback.items()
-            if not known.get(name)
+            _remote_only(name, (), created, fallback) for name in fallback if not known.get(name)
         ]
     return RemoteModels(local, by_local_id, tuple(others))
 
@@ -273,6 +261,7 @@ def _remote_only(
     models = [model.remote_model for model in up or offered]
     lengths = [model.context_length for model in models if model.context_length]
     aliases = dict.fromkeys(alias for model in offered for alias in model.remote_model.aliases)
+    problems = "; ".join(f"{model.node}: {model.problem}" for model in offered)
     others = next((fallback[name] for name in (model, *aliases) if name in fallback), ())
     return ModelInfo(
         id=model,
@@ -281,11 +270,9 @@ def _remote_only(
         created=created,
         context_length=min(lengths, default=None),
         slots=sum(model.slots for model in up),
-        reason="; ".join(f"{model.node}: {model.problem}" for model in offered)
-        if state == "failed"
-        else None,
+        reason=problems or NO_NODE if state == "failed" else None,
         remote_variants=tuple(_variants(offered)),
         is_local=False,
-        meta=models[0].meta,
+        meta=models[0].meta if models else {},
         fallback=tuple(others),
     )

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from proxy.common.background_tasks import persist
@@ -40,35 +39,18 @@ def pause_s(failures: int, chance: float, times: NodeTimes = NODE_TIMES) -> floa
     return wait_s * (0.9 + 0.2 * chance)
 
 
-@dataclass(frozen=True, slots=True)
-class MonitorContext:
-    """The context that the monitors of all nodes share."""
-
-    router: Router
-    local: Callable[[], ModelNames]
-    settings: ProxySettings
-    processes: NodeProcesses
-    emit: Emit
-    on_change: Callable[[], None]  # Called when the models or the state of a node have changed.
-    nodes: Callable[[], int]  # Returns the number of nodes.
-    times: NodeTimes
-    chance: Callable[[], float] = random.random
-    # Held while the models of a node are admitted.
-    takes_over: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-
 class NodeMonitor:
     """Polls one node; `problem` says why it is not up."""
 
-    def __init__(self, node: ConfiguredNode, context: MonitorContext) -> None:
+    def __init__(self, node: ConfiguredNode, nodes: NodeMonitors) -> None:
         self.node = node
         self.state: NodeState = "down"
         self.problem = "it was not polled yet"
         self.remote_models: tuple[RemoteModel, ...] = ()
-        self._context = context
-        self._poller = NodePoller(node, context.settings)
+        self._nodes = nodes
+        self._poller = NodePoller(node, nodes.settings)
         self.prefixes = PrefixReader(
-            node, context.router, context.settings, self.upstreams, context.nodes, context.times
+            node, nodes.router, nodes.settings, self.upstreams, nodes.__len__, nodes.times
         )
         self._failures = 0
         self._is_llama_corral = False
@@ -86,7 +68,7 @@ class NodeMonitor:
             await self._poll()
             if not self._suspected.is_set():
                 self._checked.set()
-            wait_s = pause_s(self._failures, self._context.chance(), self._context.times)
+            wait_s = pause_s(self._failures, random.random(), self._nodes.times)  # noqa: S311 (no secret)
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._suspected.wait()
@@ -126,7 +108,7 @@ class NodeMonitor:
             # Poll it soon, like after a first failure: another process may take its place.
             self._failures = 1
             if self.state != "draining":
-                self._context.emit("node.draining", node=self.node.name)
+                self._nodes.emit("node.draining", node=self.node.name)
             self._take_out("draining", "it is stopping")
         except (UpstreamFailed, UpstreamTimeout, Unreadable) as error:
             self._note_failure(str(error).removeprefix(f"{self.node.name} "))
@@ -136,7 +118,7 @@ class NodeMonitor:
             if is_new and self.state != "same":
                 await self.prefixes.read_first(upstreams)
             # Nodes with long lists are admitted one after the other, with a loop step in between.
-            async with self._context.takes_over:
+            async with self._nodes.takes_over:
                 self._note_answer(remote_models, process)
                 await asyncio.sleep(0)
 
@@ -148,80 +130,126 @@ class NodeMonitor:
             return
         self._poller.forget_slots()
         if self.is_up or self._failures == 1:
-            self._context.emit("node.down", node=self.node.name, reason=reason)
+            self._nodes.emit("node.down", node=self.node.name, reason=reason)
         self._take_out("down", reason)
 
     def _note_answer(self, remote_models: tuple[RemoteModel, ...], process: str) -> None:
         self._failures = 0
-        if reason := self._context.processes.claim(process, self.node.name):
+        if reason := self._nodes.processes.claim(process, self.node.name):
             self._set_models(())
             self._take_out("same", reason)
             return
         self._set_models(remote_models)
         if not self.is_up:
             self.state = "up"
-            self._context.on_change()
+            self._nodes.on_change()
             models = [model.id for model in remote_models if model.is_loaded]
-            self._context.emit("node.up", node=self.node.name, models=models)
+            self._nodes.emit("node.up", node=self.node.name, models=models)
         self._is_llama_corral = bool(process)
         upstreams = self._upstreams(remote_models)
         for name in self._admitted.keys() - upstreams.keys():
-            self._context.router.withdraw(name)
+            self._nodes.router.withdraw(name)
         for name, upstream in upstreams.items():
             if self._admitted.get(name) != upstream:
-                self._context.router.admit(upstream)
+                self._nodes.router.admit(upstream)
         self._admitted = upstreams
 
     def _upstreams(self, remote_models: Sequence[RemoteModel]) -> dict[str, Upstream]:
-        local = self._context.local()
-        loaded = [model for model in remote_models if model.is_loaded]
-        return {
-            f"{self.node.name}/{remote_model.id}": self._upstream(remote_model, model)
-            for remote_model in loaded
-            if (model := served_id(remote_model, local))
-        }
-
-    def _upstream(self, remote_model: RemoteModel, model: str) -> Upstream:
-        upstream = self.node.upstream(
-            f"{self.node.name}/{remote_model.id}",
-            remote_model.id,
-            model,
-            self._poller.slots_of(remote_model),
-            remote_model.aliases,
-            remote_model.variants,
-        )
-        if self._is_llama_corral and upstream.node:
-            upstream = replace(upstream, node=replace(upstream.node, takes_keep_alive=True))
-        return upstream
+        local, upstreams = self._nodes.local(), {}
+        for remote_model in remote_models:
+            model = served_id(remote_model, local) if remote_model.is_loaded else None
+            if model:
+                upstream = self.node.upstream(
+                    remote_model.id,
+                    model,
+                    self._poller.slots_of(remote_model),
+                    remote_model.aliases,
+                    remote_model.variants,
+                    takes_keep_alive=self._is_llama_corral,
+                )
+                upstreams[upstream.name] = upstream
+        return upstreams
 
     def _set_models(self, remote_models: tuple[RemoteModel, ...]) -> None:
         if remote_models != self.remote_models:
             self.remote_models = remote_models
-            self._context.on_change()
+            self._nodes.on_change()
 
     def _take_out(self, state: NodeState, reason: str) -> None:
         self._withdraw_all()
-        self._context.processes.release(self.node.name)
+        self._nodes.processes.release(self.node.name)
         if (state, reason) != (self.state, self.problem):
             self.state, self.problem = state, reason
-            self._context.on_change()
+            self._nodes.on_change()
 
     def _withdraw_all(self) -> None:
         for name in self._admitted:
-            self._context.router.withdraw(name)
+            self._nodes.router.withdraw(name)
         self._admitted = {}
 
 
-class NodeMonitors:
-    """Runs a monitor for each node while `serve` runs; iterates over the monitors."""
+class NamedTasks:
+    """Runs tasks of a kind, such as `node`, by name while `serve` runs."""
 
-    def __init__(self, context: MonitorContext) -> None:
-        self._context = context
+    def __init__(self) -> None:
+        self._works: dict[tuple[str, str], Sequence[Callable[[], Awaitable[None]]]] = {}
+        self._tasks: dict[tuple[str, str], list[asyncio.Task[None]]] = {}
+        self._group: asyncio.TaskGroup | None = None
+
+    async def serve(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            for kind, name in self._works:
+                self._start(kind, name)
+            try:
+                await asyncio.get_running_loop().create_future()  # until cancelled
+            finally:
+                self._group = None
+
+    def begin(self, kind: str, name: str, *works: Callable[[], Awaitable[None]]) -> None:
+        self._works[kind, name] = works
+        self._start(kind, name)
+
+    def end(self, kind: str, name: str) -> None:
+        self._works.pop((kind, name), None)
+        for task in self._tasks.pop((kind, name), ()):
+            task.cancel()
+
+    def _start(self, kind: str, name: str) -> None:
+        if self._group:
+            works = self._works[kind, name]
+            tasks = [self._group.create_task(persist(kind, work)) for work in works]
+            self._tasks[kind, name] = tasks
+
+
+class NodeMonitors:
+    """The monitors of all nodes, and what they share; iterates over the monitors.
+
+    `on_change` is called when the models or the state of a node have changed; `takes_over` is held
+    while the models of a node are admitted.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        local: Callable[[], ModelNames],
+        settings: ProxySettings,
+        emit: Emit,
+        on_change: Callable[[], None],
+        times: NodeTimes,
+    ) -> None:
+        self.router = router
+        self.local = local
+        self.settings = settings
+        self.emit = emit
+        self.on_change = on_change
+        self.times = times
+        self.processes = NodeProcesses()
+        self.takes_over = asyncio.Lock()
+        self.tasks = NamedTasks()
         self._monitors: dict[str, NodeMonitor] = {}
         self._names: dict[str, tuple[str, ...]] = {}
         self._leaving: dict[str, NodeMonitor] = {}
-        self._tasks: dict[str, list[asyncio.Task[None]]] = {}
-        self._group: asyncio.TaskGroup | None = None
 
     def __len__(self) -> int:
         return len(self._monitors)
@@ -234,16 +262,6 @@ class NodeMonitors:
 
     def monitors_of(self, entry: str) -> list[NodeMonitor]:
         return [self._monitors[name] for name in self._names.get(entry, ())]
-
-    async def serve(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            self._group = group
-            for name in self._monitors:
-                self._begin(name)
-            try:
-                await asyncio.get_running_loop().create_future()  # until cancelled
-            finally:
-                self._group = None
 
     # No method below awaits.
 
@@ -258,15 +276,14 @@ class NodeMonitors:
             if monitor.node != wanted.get(name):
                 self._leaving[name] = self._monitors.pop(name)
                 monitor.stop(reason)
-                for task in self._tasks.pop(name, ()):
-                    task.cancel()
+                self.tasks.end("node", name)
         for name, node in wanted.items():
             if name not in self._monitors:
                 self._leaving.pop(name, None)
-                self._monitors[name] = NodeMonitor(node, self._context)
-                self._begin(name)
+                monitor = self._monitors[name] = NodeMonitor(node, self)
+                self.tasks.begin("node", name, monitor.serve, monitor.prefixes.serve)
         self._names[entry] = tuple(wanted)
-        self._context.on_change()
+        self.on_change()
         self.forget_unused()
 
     def leaving(self) -> list[NodeMonitor]:
@@ -277,14 +294,5 @@ class NodeMonitors:
     def forget_unused(self) -> None:
         for name, monitor in list(self._leaving.items()):
             instances = [f"{name}/{model.id}" for model in monitor.remote_models]
-            if all(map(self._context.router.forget, instances)):
+            if all(map(self.router.forget, instances)):
                 del self._leaving[name]
-
-    def _begin(self, name: str) -> None:
-        if self._group is None:
-            return
-        monitor = self._monitors[name]
-        self._tasks[name] = [
-            self._group.create_task(persist("node", monitor.serve)),
-            self._group.create_task(persist("node", monitor.prefixes.serve)),
-        ]

@@ -28,7 +28,6 @@ from proxy.nodes.configured import (
     Answer,
     ConfiguredNode,
     Known,
-    NodeAddress,
     NodeTimes,
     after,
 )
@@ -43,8 +42,7 @@ from proxy.nodes.model_list import (
     remote_models,
     served_id,
 )
-from proxy.nodes.monitor import MonitorContext, NodeMonitor, NodeMonitors, NodeState
-from proxy.nodes.poll import NodeProcesses
+from proxy.nodes.monitor import NodeMonitor, NodeMonitors, NodeState
 from proxy.nodes.settings import parse_name_server
 from proxy.observe.record import Emit
 from proxy.request.models import ModelInfo, ModelLoader, ModelNames, OnLoad, do_nothing_on_load
@@ -54,107 +52,46 @@ from proxy.upstream.upstream import Upstream
 
 
 class Discovery:
-    """The addresses of one name.
+    """The addresses of one name, each of which has a monitor.
 
-    Args:
-        node: The name's entry in the settings.
-        on_change: Called with all addresses when they have changed.
-        emit: Emits `node.resolved` and `node.unresolved`.
-        room: Returns the number of addresses that other names leave.
+    `room` returns the number of addresses that other names leave to one.
     """
 
     def __init__(
-        self,
-        node: ConfiguredNode,
-        on_change: Callable[[Sequence[NodeAddress]], None],
-        emit: Emit,
-        room: Callable[[], int],
-        times: NodeTimes,
+        self, node: ConfiguredNode, monitors: NodeMonitors, room: Callable[[Discovery], int]
     ) -> None:
         self.known = Known()
-        self._name = node.name
-        self._resolve = _resolve_of(node, times)
-        self._on_change = on_change
-        self._emit = emit
+        self._node = node
+        self._monitors = monitors
+        self._resolve = _resolve_of(node, monitors.times)
         self._room = room
-        self._times = times
 
     async def serve(self) -> None:
         while True:
             self._take(await self._resolve())
             # The variation keeps machines that started together from asking together.
             share = random.uniform(0.9, 1.0)  # noqa: S311 (no secret)
-            await asyncio.sleep(self.known.pause_s(self._times) * share)
+            await asyncio.sleep(self.known.pause_s(self._monitors.times) * share)
 
     # No method below awaits.
 
     def _take(self, answer: Answer) -> None:
-        before, self.known = self.known, after(self.known, answer, self._room())
+        before, self.known = self.known, after(self.known, answer, self._room(self))
         added = set(self.known.addresses) - set(before.addresses)
         removed = set(before.addresses) - set(self.known.addresses)
         if added or removed:
-            self._emit(
+            self._monitors.emit(
                 "node.resolved",
-                node=self._name,
+                node=self._node.name,
                 added=[str(address) for address in sorted(added)],
                 removed=[str(address) for address in sorted(removed)],
                 addresses=len(self.known.addresses),
             )
-            self._on_change(self.known.addresses)
+            machines = [self._node.machine_at(address) for address in self.known.addresses]
+            self._monitors.replace(self._node.name, machines, "its record was removed")
         if self.known.problem and self.known.problem != before.problem:
-            self._emit("node.unresolved", node=self._name, reason=self.known.problem)
-
-
-class Discoveries:
-    """Follows the records of names while `serve` runs."""
-
-    def __init__(self, monitors: NodeMonitors, emit: Emit, times: NodeTimes) -> None:
-        self._monitors = monitors
-        self._emit = emit
-        self._times = times
-        self._discoveries: dict[str, Discovery] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._group: asyncio.TaskGroup | None = None
-
-    async def serve(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            self._group = group
-            for name in self._discoveries:
-                self._begin(name)
-            try:
-                await asyncio.get_running_loop().create_future()  # until cancelled
-            finally:
-                self._group = None
-
-    # No method below awaits.
-
-    def known_addresses(self, name: str) -> Known:
-        return self._discoveries[name].known
-
-    def add(self, node: ConfiguredNode) -> None:
-        if node.name not in self._discoveries:
-
-            def change(addresses: Sequence[NodeAddress]) -> None:
-                machines = [node.machine_at(address) for address in addresses]
-                self._monitors.replace(node.name, machines, "its record was removed")
-
-            room = functools.partial(self._room, node.name)
-            self._discoveries[node.name] = Discovery(node, change, self._emit, room, self._times)
-            self._begin(node.name)
-
-    def remove(self, name: str) -> None:
-        self._discoveries.pop(name, None)
-        if task := self._tasks.pop(name, None):
-            task.cancel()
-
-    def _begin(self, name: str) -> None:
-        if self._group:
-            serve = self._discoveries[name].serve
-            self._tasks[name] = self._group.create_task(persist("discovery", serve))
-
-    def _room(self, name: str) -> int:
-        others = (found for other, found in self._discoveries.items() if other != name)
-        return ADDRESSES_MAX - sum(len(found.known.addresses) for found in others)
+            reason = self.known.problem
+            self._monitors.emit("node.unresolved", node=self._node.name, reason=reason)
 
 
 def _resolve_of(node: ConfiguredNode, times: NodeTimes) -> Callable[[], Awaitable[Answer]]:
@@ -200,11 +137,6 @@ def stats_of(monitor: NodeMonitor, router: Router) -> NodeStats:
     )
 
 
-def stats_of_name(node: ConfiguredNode, known: Known) -> NodeStats:
-    state: Literal["resolved", "unresolved"] = "unresolved" if known.problem else "resolved"
-    return NodeStats(node.name, node.settings.url, state, known.problem)
-
-
 _RETRY_AFTER_S: Final = 10
 # Up to this number of names are merged at once, in 2 ms; more in a thread.
 _NAMES_AT_ONCE: Final = 256
@@ -228,20 +160,9 @@ class Nodes:
         self._settings = settings
         # Of models that only nodes have.
         self._created = int(datetime.now(UTC).timestamp())
-        self._processes = NodeProcesses()
-        context = MonitorContext(
-            router,
-            local.names,
-            settings,
-            self._processes,
-            emit,
-            self._note_change,
-            lambda: len(self._monitors),
-            times,
-        )
         self._configured: dict[str, ConfiguredNode] = {}
-        self._monitors = NodeMonitors(context)
-        self._discoveries = Discoveries(self._monitors, emit, times)
+        self._monitors = NodeMonitors(router, local.names, settings, emit, self._note_change, times)
+        self._discoveries: dict[str, Discovery] = {}
         self._loading = RemoteLoading(router, settings, self._offers, emit, times)
         self._merged = RemoteModels(ModelNames(()))
         self._names = ModelNames(())
@@ -255,12 +176,11 @@ class Nodes:
     @property
     def process(self) -> str:
         """The random word by which other machines recognise this process."""
-        return self._processes.own
+        return self._monitors.processes.own
 
     async def serve(self) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._monitors.serve())
-            group.create_task(self._discoveries.serve())
+            group.create_task(self._monitors.tasks.serve())
             group.create_task(persist("node", self._loading.serve))
             group.create_task(persist("node", self._merge_in_thread))
 
@@ -272,14 +192,21 @@ class Nodes:
         configured = {node.name: node for node in nodes}
         for name, node in self._configured.items():
             if node != configured.get(name):
-                self._discoveries.remove(name)
+                if self._discoveries.pop(name, None):
+                    self._monitors.tasks.end("discovery", name)
                 self._monitors.replace(name, (), _REMOVED)
         for name, node in configured.items():
-            if node.is_found:
-                self._discoveries.add(node)
-            else:
+            if not node.is_found:
                 self._monitors.replace(name, (node,), _REMOVED)
+            elif name not in self._discoveries:
+                discovery = Discovery(node, self._monitors, self._room)
+                self._discoveries[name] = discovery
+                self._monitors.tasks.begin("discovery", name, discovery.serve)
         self._configured = configured
+
+    def _room(self, discovery: Discovery) -> int:
+        others = (found for found in self._discoveries.values() if found is not discovery)
+        return ADDRESSES_MAX - sum(len(found.known.addresses) for found in others)
 
     def mark_suspect(self, upstream: Upstream, error: UpstreamConnectFailed) -> None:
         """Note that an instance did not begin to answer; ignored unless it belongs to a node."""
@@ -294,7 +221,9 @@ class Nodes:
         found: list[NodeStats] = []
         for name, node in self._configured.items():
             if node.is_found:
-                found.append(stats_of_name(node, self._discoveries.known_addresses(name)))
+                problem = self._discoveries[name].known.problem
+                state: Literal["resolved", "unresolved"] = "unresolved" if problem else "resolved"
+                found.append(NodeStats(name, node.settings.url, state, problem))
             monitors = self._monitors.monitors_of(name)
             found += [
                 stats_of(monitor, self._router)

@@ -24,7 +24,7 @@ from proxy.nodes.configured import NODE_TIMES, ConfiguredNode, NodeTimes
 from proxy.nodes.model_list import RemoteModel, Unreadable, count_slots, read_remote_models
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
-from proxy.upstream.client import FetchedBody, fetch, get_request
+from proxy.upstream.client import FetchedBody, get_request
 from proxy.upstream.upstream import Upstream
 
 _RANDOM_BYTES: Final = 12
@@ -108,8 +108,7 @@ class NodePoller:
 
     async def _fetch(self, path: str, query: str = "") -> FetchedBody:
         request = get_request(path, query, **{HOP: "1", "Accept": "application/json"})
-        upstream = self._node.upstream(self._node.name, "", "", 1)
-        return await fetch(upstream, request, self._settings, _TIMEOUT_S, _MAX_BYTES)
+        return await self._node.fetch(request, self._settings, _TIMEOUT_S, _MAX_BYTES)
 
     def slots_of(self, remote_model: RemoteModel) -> int:
         return remote_model.slots or self._slots.get(remote_model.id, self._node.settings.slots)
@@ -193,8 +192,7 @@ class PrefixReader:
 
     async def _fetch(self, cursor: str, limit_s: float) -> FetchedBody:
         request = get_request(PREFIXES, urlencode({"after": cursor}), **{HOP: "1"})
-        upstream = self._node.upstream(self._node.name, "", "", 1)
-        return await fetch(upstream, request, self._settings, limit_s, DIGEST_MAX_BYTES)
+        return await self._node.fetch(request, self._settings, limit_s, DIGEST_MAX_BYTES)
 
     # No method below awaits.
 

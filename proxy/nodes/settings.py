@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import ipaddress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
@@ -17,6 +18,7 @@ from pydantic import AfterValidator, Field, model_validator
 from proxy.common.toml_types import ExpandedPath, SettingsTable, Text
 
 Discovery = Literal["dns", "mdns"]
+_DISCOVERIES: Final[Mapping[str, Discovery]] = {"dns": "dns", "mdns": "mdns"}
 
 _PORTS: Final = {"http": 80, "https": 443}
 _DNS_PORT: Final = 53
@@ -47,8 +49,10 @@ def normalized(url: str) -> str:
 def parse_url(url: str) -> NodeUrl:
     """Parse a node's url; raises ValueError."""
     parts = urlsplit(url)
-    *discoveries, scheme = parts.scheme.split("+", 1)
-    discovery = _discovery(discoveries)
+    prefix, _, scheme = parts.scheme.rpartition("+")
+    discovery = _DISCOVERIES.get(prefix)
+    if prefix and not discovery:
+        raise ValueError("not http:// or https://, nor dns+ or mdns+ before it")
     if scheme not in _PORTS or not parts.hostname:
         raise ValueError("not http://HOST:PORT or https://HOST:PORT, nor dns+ or mdns+ before it")
     if "@" in parts.netloc or parts.query or parts.fragment:
@@ -83,17 +87,6 @@ def parse_name_server(text: str) -> tuple[str, int]:
     if parts.netloc != text or "@" in text or not _is_address(parts.hostname or ""):
         raise ValueError("not the address of a name server, as 10.96.0.10 or 127.0.0.1:5353")
     return str(ipaddress.ip_address(parts.hostname or "")), parts.port or _DNS_PORT
-
-
-def _discovery(prefixes: list[str]) -> Discovery | None:
-    match prefixes:
-        case []:
-            return None
-        case ["dns"]:
-            return "dns"
-        case ["mdns"]:
-            return "mdns"
-    raise ValueError("not http:// or https://, nor dns+ or mdns+ before it")
 
 
 def _check_name(parts: SplitResult) -> None:
