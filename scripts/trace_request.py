@@ -1,6 +1,6 @@
 """Print every function of ours that one streaming chat request runs, in order of first entry.
 
-The request has an API key and is the second turn of a conversation. It passes the real proxy in
+The request has an API key and is the third turn of a conversation. It passes the real proxy in
 this process, with a fake engine behind it that lists its slots as llama-server does. A generator or
 coroutine counts where it starts; comprehensions do not count.
 
@@ -231,15 +231,16 @@ async def _proxy(
 
 async def _trace(*, is_sampled: bool) -> Trace:
     first = [{"role": "user", "content": "Say hello."}]
-    second = [*first, {"role": "assistant", "content": "Hi there"}, first[0]]
+    more = [{"role": "assistant", "content": "Hi there"}, first[0]]
     trace = Trace()
     with tempfile.TemporaryDirectory() as directory:
         async with _proxy(Path(directory), trace) as post:
             await post(first)
+            await post([*first, *more])
             await asyncio.sleep(_SAMPLE_PAUSE_S if is_sampled else 0.0)
             trace.phase = "until the engine has it"
             with trace, patch.object(socket.socket, "send", partialmethod(_send, trace)):
-                await post(second)
+                await post([*first, *more, *more])
     return trace
 
 

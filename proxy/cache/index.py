@@ -132,7 +132,10 @@ class _Runs(dict[str, Run]):
             host_cache = HostCache(
                 upstream.host_cache_bytes, upstream.token_bytes, upstream.state_bytes
             )
-        self.slot_maps[run.name] = SlotMap(upstream.slots, host_cache, is_empty=is_empty)
+        # Only this proxy and its supervisor know the key of an engine.
+        self.slot_maps[run.name] = SlotMap(
+            upstream.slots, host_cache, is_empty=is_empty, is_shared=not upstream.api_key
+        )
         if cache_key:
             self.with_files[run.name] = run
         self._put(run)

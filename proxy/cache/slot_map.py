@@ -9,9 +9,10 @@ slots are used once with an empty prompt, which leaves their content as it is; t
 holds the conversation is the least recently used.
 
 So the slots are tracked: a request that names none is expected in the least recently used slot, and
-among unused slots in the last. If that is only a guess, or if other clients (a probe, a restart
-from saved slots) may have used slots, /slots is read: it shows the order of the last tasks and the
-number of tokens in each slot, and we know the order of our requests.
+among unused slots in the last. If that is only a guess, or if a task without a lease (a probe, a
+restart from saved slots, another client of an engine without a key) may have used slots, /slots is
+read: it shows the order of the last tasks and the number of tokens in each slot, and we know the
+order of our requests.
 
 `SlotOwners` tracks whose tokens an engine can find for a request, for API keys that share no
 caches. An engine reuses any prefix in a slot or its host cache. So a request of an owner that is
@@ -157,7 +158,8 @@ def _group(owner: CacheOwner) -> CacheOwner:
     return owner if owner.is_alone else ANYONE
 
 
-# Other clients may use an idle engine's slots; after this time our view is stale.
+# Other clients may use an idle engine's slots if it needs no key; then, after this time, our view
+# is stale.
 _FRESH_S: Final = 5.0
 # Below this, recomputing is as fast as finding the prefix.
 _WORTH_BLOCKS: Final = 4
@@ -246,15 +248,24 @@ class Slot:
 
 
 class SlotMap:
-    """The slots of one process; keeps the model of its `host_cache` up to date and searches it."""
+    """The slots of one process; keeps the model of its `host_cache` up to date and searches it.
+
+    Other clients may use the slots if it `is_shared`; without, only tasks that `note_task` reports.
+    """
 
     def __init__(
-        self, slots: int, host_cache: HostCache | None = None, *, is_empty: bool = True
+        self,
+        slots: int,
+        host_cache: HostCache | None = None,
+        *,
+        is_empty: bool = True,
+        is_shared: bool = True,
     ) -> None:
         self.owners = SlotOwners(is_new=is_empty)
         self.host_cache = host_cache
         self.uses = 0  # Changes when a slot is given to a request, used or freed.
         self._slots = [Slot(number) for number in range(slots)]
+        self._is_shared = is_shared
         self._turn = count(1)
         self._seen_at_s = float("-inf")
 
@@ -313,12 +324,10 @@ class SlotMap:
         `conversation` is None if the request will name no slot. Returns None if no slot is known to
         be free.
         """
-        is_stale = now_s - self._seen_at_s > _FRESH_S
+        if self._is_shared and now_s - self._seen_at_s > _FRESH_S:
+            self.note_task()
         for slot in self._slots:
-            # Only the request that uses a restored slot confirms it. Tokens that other clients put
-            # into a slot we never used belong to no conversation.
-            is_doubtful = is_stale and slot.started_tick and slot.holder is None
-            if is_doubtful or slot.content.task is not None:
+            if slot.content.task is not None:  # only the request that uses it confirms it
                 slot.certainty = min(slot.certainty, SEEN)
         idle = self.idle
         for slot in idle if conversation else ():
@@ -327,6 +336,13 @@ class SlotMap:
                 self.uses += 1
                 return slot
         return self._give(idle[0], holder) if idle else None
+
+    def note_task(self) -> None:
+        """Note that the engine may have given any idle slot to a task without a lease."""
+        for slot in self._slots:
+            # Tokens of others in a slot we never used belong to no conversation.
+            if slot.started_tick and slot.holder is None:
+                slot.certainty = min(slot.certainty, SEEN)
 
     def rebind(self, slot: Slot, conversation: Conversation | None, now_s: float) -> Slot | None:
         """Reserve again, for a slot that is not the conversation's."""

@@ -172,6 +172,11 @@ class Router:
     def serves(self, model: str) -> bool:
         return bool(self.registry.in_service(model))
 
+    def note_task(self, name: str) -> None:
+        """Note that an instance got a task without a lease, which may have used any idle slot."""
+        if slot_map := self.cache.slot_maps.get(name):
+            slot_map.note_task()
+
     def count_in_flight(self, name: str) -> int:
         return self.activity(name).in_flight
 
@@ -294,6 +299,7 @@ class Router:
 
             yield is_preempted
             self.finish(lease)
+            self.note_task(name)  # the block may have used other slots
 
     def conversation_fingerprints(
         self, name: str, listed: Sequence[SlotState]
@@ -497,6 +503,8 @@ class Router:
             if slot_map.host_cache:
                 slot_map.host_cache.note_found(lease.conversation, timings.cached_tokens)
             slot_map.release(lease, self._clock())
+            if lease.has_own_slot and 2 * timings.cached_tokens < lease.expected_cached:
+                slot_map.note_task()  # it had not what we believed: so may the others
             slot_map.set_conversation(slot, lease.conversation, held, prompt.blocks)
             if lease.upstream.cache_key:
                 self._saver.note_turn(lease, timings)

@@ -13,8 +13,8 @@ because the engine does not report the difference.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -99,47 +99,71 @@ class SlotSelector:
 
         Call right before the request is sent: the engine assigns slots in the order of arrival.
         """
-        is_tracked = self._settings.policy == "affinity" and lease.upstream.can_name_slots
-        slot_map = self._prefix_index.slot_map(lease.upstream.name)
-        if not is_tracked or not lease.request.kind.takes_slot:
+        request, upstream = lease.request, lease.upstream
+        is_tracked = upstream.can_name_slots and request.kind.takes_slot
+        if not is_tracked or self._settings.policy != "affinity":
             await self.enter(lease)
             return
-        reach = targeting(lease.request)
+        slot_map, reach = self._prefix_index.slot_map(upstream.name), targeting(request)
         conversation = lease.conversation if reach != "none" else None
         # At once: a client may leave while the slot is prepared.
         lease.slot = slot = slot_map.reserve(lease, conversation, lease.clock())
-        async with self._order(lease, slot, reach) as is_alone:
-            if slot and conversation is not None:
-                lease.slot = slot = await self._target(lease, slot_map, slot, reach)
-            if slot:
-                _note_slot(lease, slot_map, slot, reach, is_alone=is_alone)
-                await self._separate(lease, slot_map, slot, reach)
-                has_cache = not lease.is_cache_off
-                has_cache &= lease.request.json.get("cache_prompt") is not False
-                if has_cache and slot.verifies_restore(lease.request.prompt):
-                    lease.restored_tokens = slot.content.tokens
-                await self._keep_paused(lease, slot_map)
-                slot_map.mark_sent(
-                    slot,
-                    is_named=lease.id_slot is not None,
-                    conversation=lease.conversation,
-                    blocks=lease.request.prompt.blocks if lease.request.prompt else (),
-                )
-            else:
-                await self.enter(lease)
-            for slot_lease in lease.beside:
-                if tracked := slot_map.reserve(slot_lease, None, lease.clock()):
-                    slot_lease.slot = tracked
-                    slot_map.mark_sent(tracked, is_named=False)
+        is_ready = slot is not None and slot.conversation is not None and slot.is_confirmed
+        if not upstream.cache_key or (is_ready and reach == "by id"):
+            await self._prepare(lease, slot_map, reach, is_alone=True)
+            return
+        # Only a slot of known number is prepared beside others.
+        is_named = reach == "by id" and slot is not None and slot.is_confirmed
+        is_filled = is_named and slot is not None and self._saver.has_file(lease, slot)
+        order = lease.instance.slot_order
+        async with order.reader if is_filled else order.writer:
+            await self._prepare(lease, slot_map, reach, is_alone=not is_filled)
+
+    async def _prepare(
+        self, lease: Lease, slot_map: SlotMap, reach: SlotTargeting, *, is_alone: bool
+    ) -> None:
+        """Make the engine use the reserved slot; `is_alone`: no other is prepared meanwhile."""
+        slot = lease.slot
+        if slot and reach != "none" and lease.conversation is not None:
+            lease.slot = slot = await self._target(lease, slot_map, slot, reach)
+        if slot is None:
+            await self.enter(lease)
+        else:
+            if reach == "by id" and _names_slot(lease, slot_map, slot, is_alone=is_alone):
+                lease.id_slot = slot.id_slot
+            await self._enter_slot(lease, slot_map, slot, reach)
+        for slot_lease in lease.beside:
+            if tracked := slot_map.reserve(slot_lease, None, lease.clock()):
+                slot_lease.slot = tracked
+                slot_map.mark_sent(tracked, is_named=False)
+
+    async def _enter_slot(
+        self, lease: Lease, slot_map: SlotMap, slot: Slot, reach: SlotTargeting
+    ) -> None:
+        """Return once the request may be sent to its slot, and note that it is."""
+        request = lease.request
+        lease.has_own_slot = slot.conversation is not None and lease.restored is None
+        lease.is_beside_own = slot.conversation is None and slot_map.is_in_use(lease.conversation)
+        if request.owner.is_alone or slot_map.owners.has_alone:
+            await self._separate(lease, slot_map, slot, reach)
+        await self.enter(lease)
+        has_cache = not lease.is_cache_off and request.json.get("cache_prompt") is not False
+        if has_cache and slot.verifies_restore(request.prompt):
+            lease.restored_tokens = slot.content.tokens
+        if lease.id_slot is None:
+            await self._keep_paused(lease, slot_map)
+        slot_map.mark_sent(
+            slot,
+            is_named=lease.id_slot is not None,
+            conversation=lease.conversation,
+            blocks=request.prompt.blocks if request.prompt else (),
+        )
 
     async def _separate(
         self, lease: Lease, slot_map: SlotMap, slot: Slot, reach: SlotTargeting
     ) -> None:
         """Separate a request from content of other owners: it names its slot, if it can."""
         owner, owners = lease.request.owner, slot_map.owners
-        if not owner.is_alone and not owners.has_alone:
-            await self.enter(lease)
-            return
         if reach == "by id" and lease.id_slot is None and owners.has_others(owner):
             if not slot.is_confirmed:
                 await self._sync(lease, slot_map, slot)
@@ -149,7 +173,6 @@ class SlotSelector:
         is_own = lease.conversation is not None and slot.conversation is lease.conversation
         if lease.restored or (is_own and slot.content.task is not None and slot.is_confirmed):
             owners.fill(owner, lease.id_slot)
-        await self.enter(lease)
 
     async def enter(self, lease: Lease) -> None:
         """Wait until a request cannot find content that another key left in the engine.
@@ -166,12 +189,11 @@ class SlotSelector:
             lease.is_cache_off = request.owner.is_alone and not upstream.node.takes_keep_alive
         else:
             owners = self._prefix_index.slot_map(upstream.name).owners
-            is_apart = request.owner.is_alone or owners.has_alone
-            if upstream.reuses_vectors and is_apart:
+            if upstream.reuses_vectors and (request.owner.is_alone or owners.has_alone):
                 await self._take_turn(lease, owners)
             else:
                 self._begin(lease, owners)
-            while owners.must_wait(lease):
+            while owners.has_alone and owners.must_wait(lease):
                 await lease.instance.wait_placed()
         if lease.is_cache_off:
             lease.expected_cached = 0
@@ -194,31 +216,17 @@ class SlotSelector:
         lease.owners = owners
         lease.is_cache_off = not owners.begin(lease, lease.request.owner, lease.id_slot)
 
-    @asynccontextmanager
-    async def _order(
-        self, lease: Lease, slot: Slot | None, reach: SlotTargeting
-    ) -> AsyncIterator[bool]:
-        """Hold the instance's slot-order lock while a slot is prepared.
-
-        Yields True if no other slot is prepared meanwhile.
-        """
-        if not lease.upstream.cache_key or (slot and _is_ready(slot, reach)):
-            yield True
-            return
-        order, is_named = lease.instance.slot_order, reach == "by id"
-        is_filled = is_named and slot and slot.is_confirmed and self._saver.has_file(lease, slot)
-        async with order.reader if is_filled else order.writer:
-            yield not is_filled
-
     async def _target(
         self, lease: Lease, slot_map: SlotMap, slot: Slot, reach: SlotTargeting
     ) -> Slot | None:
         """Return the slot for a conversation; it holds the conversation if possible."""
         found: Slot | None = slot
-        if slot.conversation is not None:
-            found = await self._confirm(lease, slot_map, slot)
-        else:
+        if slot.conversation is None:
             slot_map.note_return(lease.conversation)
+        elif not slot.is_confirmed:  # the engine's list tells whether it still holds it
+            await self._sync(lease, slot_map, slot)
+            if not slot.is_confirmed:
+                found = slot_map.rebind(slot, lease.conversation, lease.clock())
         if found is None:
             return None
         if found.conversation is None and lease.upstream.cache_key:
@@ -272,14 +280,6 @@ class SlotSelector:
                     return slot
         return None
 
-    async def _confirm(self, lease: Lease, slot_map: SlotMap, slot: Slot) -> Slot | None:
-        """Return the slot with a conversation, confirmed by the engine's list, or another slot."""
-        if not slot.is_confirmed:
-            await self._sync(lease, slot_map, slot)
-        if slot.is_confirmed:
-            return slot
-        return slot_map.rebind(slot, lease.conversation, lease.clock())
-
     async def _target_new(self, lease: Lease, slot_map: SlotMap, slot: Slot) -> Slot:
         """Make the engine copy its other idle slots to the host cache, for shared prefixes.
 
@@ -305,24 +305,14 @@ class SlotSelector:
 
     async def _keep_paused(self, lease: Lease, slot_map: SlotMap) -> None:
         """Refresh slots whose prompts pause between two chunks, so that the engine takes none."""
-        paused = [
-            paused_lease
-            for paused_lease in lease.instance.leases
-            if paused_lease.is_paused and paused_lease.slot
-        ]
-        if lease.id_slot is not None or not paused:
+        paused = [other for other in lease.instance.leases if other.is_paused and other.slot]
+        if not paused:
             return
-        slots = [
-            paused_lease.id_slot for paused_lease in paused if paused_lease.id_slot is not None
-        ]
+        slots = [other.id_slot for other in paused if other.id_slot is not None]
         await refresh_slots(lease.upstream, slots, self._settings)
-        for paused_lease in paused:
-            if paused_lease.slot:
-                slot_map.mark_used(paused_lease.slot)
-
-
-def _is_ready(slot: Slot, reach: SlotTargeting) -> bool:
-    return reach == "by id" and slot.is_confirmed and slot.conversation is not None
+        for other in paused:
+            if other.slot:
+                slot_map.mark_used(other.slot)
 
 
 def _names_slot(lease: Lease, slot_map: SlotMap, slot: Slot, *, is_alone: bool) -> bool:
@@ -342,16 +332,6 @@ def _names_slot(lease: Lease, slot_map: SlotMap, slot: Slot, *, is_alone: bool) 
         return False
     prompt, conversation = lease.request.prompt, lease.conversation
     return not prompt or not slot_map.is_elsewhere(slot, conversation, prompt.blocks)
-
-
-def _note_slot(
-    lease: Lease, slot_map: SlotMap, slot: Slot, reach: SlotTargeting, *, is_alone: bool
-) -> None:
-    """Set whether a request names its slot, and whether the slot holds its conversation."""
-    if reach == "by id" and _names_slot(lease, slot_map, slot, is_alone=is_alone):
-        lease.id_slot = slot.id_slot
-    lease.has_own_slot = slot.conversation is not None and lease.restored is None
-    lease.is_beside_own = slot.conversation is None and slot_map.is_in_use(lease.conversation)
 
 
 @dataclass(slots=True)

@@ -175,8 +175,10 @@ class HealthMonitor:
             # probes would overwrite all slots one after another.
             await self._persister.save(client, self._run.number)
             self._is_probing = True
+            self._traffic.note_task(self._name)
             self._is_refused = await warm(client) == "failed"
             self._is_probing = False
+            self._traffic.note_task(self._name)  # a turn may have asked before the probe had a slot
         self._probes_answered += 1
 
 

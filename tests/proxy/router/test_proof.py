@@ -125,3 +125,57 @@ async def test_another_conversation_in_it_does_not(engine: Engine) -> None:
     assert await answered(router, ask("quite another")) is None
     assert await answered(router, NEXT) is None
     assert not verified.found
+
+
+class Played:
+    """A proxy with the engine, and its clock."""
+
+    def __init__(self, engine: Engine, *, api_key: str = "inner") -> None:
+        self._engine = engine
+        self._now_s = 0.0
+        self.router = Router(clock=lambda: self._now_s)
+        upstream = replace(engine.upstream(slots=1), can_name_slots=True, cache_key="key")
+        self.router.admit(replace(upstream, api_key=api_key))
+
+    async def turn(self, asked: ProxyRequest, cached: int) -> int | None:
+        """Answer a turn after a minute; return the slot that it named."""
+        self._now_s += 60
+        timings = Timings(cached, 300 - cached, 1.0, 1, 1.0)
+        async with self.router.lease(asked) as lease:
+            self.router.finish(lease, Completion(timings, {"content": "verse"}))
+            return lease.id_slot
+
+    @property
+    def asked(self) -> int:
+        return self._engine.calls.qsize()
+
+
+async def test_an_engine_that_only_we_use_is_not_asked_for_its_slots(engine: Engine) -> None:
+    played = Played(engine)
+    assert [await played.turn(FIRST, 0), await played.turn(NEXT, 290)] == [0, 0]
+    assert played.asked == 0
+
+
+async def test_after_a_task_without_a_lease_it_is(engine: Engine) -> None:
+    played = Played(engine)
+    await played.turn(FIRST, 0)
+    played.router.note_task("chat.0")
+    assert await played.turn(NEXT, 290) == 0
+    assert played.asked == 1
+
+
+async def test_so_is_an_engine_that_others_can_use(engine: Engine) -> None:
+    played = Played(engine, api_key="")
+    await played.turn(FIRST, 0)
+    assert await played.turn(NEXT, 290) == 0
+    assert played.asked == 1
+
+
+async def test_an_answer_without_the_cache_that_was_expected_makes_us_ask(engine: Engine) -> None:
+    played = Played(engine)
+    more = ("verse", "and then?")
+    await played.turn(FIRST, 0)
+    await played.turn(NEXT, 0)
+    assert played.asked == 0
+    assert await played.turn(ask(STORY, *more, *more), 290) == 0
+    assert played.asked == 1
