@@ -21,15 +21,14 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from bisect import bisect_left
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
 from proxy.cache.fingerprint import SlotFile
-from proxy.cache.prompt import BLOCK_TOKENS, Prompt, continues
+from proxy.cache.prompt import BLOCK_TOKENS, Prompt, continues, shared_blocks
 from proxy.cache.remote_prefixes import EXPIRES_S
 from proxy.observe.cache_finding import NoFile
 
@@ -49,6 +48,7 @@ class Run:
     hit_ratio: float = 1.0  # Recent share of expected cached tokens that the engine found; 0 to 1.
     has_ended: bool = False
     has_failed: bool = False  # Whether it ended without being stopped.
+    is_latest: bool = True  # Whether it is the latest process of its instance.
 
     @property
     def ratio_step(self) -> int:
@@ -67,13 +67,8 @@ class LatestConversations:
 
     def __init__(self) -> None:
         self.counts: Counter[Run] = Counter()  # Number of conversations that each process owns.
+        self.owners: dict[int, int] = {}  # Sets of processes by that number, 1 and more.
         self._latest: OrderedDict[Conversation, Run] = OrderedDict()
-        self._owners: dict[int, int] = {}
-
-    @property
-    def owners(self) -> Mapping[int, int]:
-        """Sets of processes, by the number of conversations they own (1 and more)."""
-        return self._owners
 
     def touch(self, conversation: Conversation, instances: int) -> None:
         """Count a conversation as the latest, for the process that owns it now.
@@ -100,13 +95,13 @@ class LatestConversations:
         before = self.counts[run]
         self.counts[run] = now = before + change
         if before:
-            self._owners[before] &= ~run.bit
+            self.owners[before] &= ~run.bit
         if now:
-            self._owners[now] = self._owners.get(now, 0) | run.bit
+            self.owners[now] = self.owners.get(now, 0) | run.bit
         else:
             del self.counts[run]
-        if before and not self._owners[before]:
-            del self._owners[before]
+        if before and not self.owners[before]:
+            del self.owners[before]
 
 
 # A conversation keeps the hashes of its last turns, and that of its session if it has one.
@@ -126,51 +121,36 @@ class Conversation:
     # Why its latest turn was not saved; None if it was, or if nothing could be saved.
     no_file: NoFile | None = None
 
-    @property
-    def owner(self) -> str:
-        return self.run.name
-
 
 class Conversations:
-    """The conversations of all models, with at most `hashes_max` hashes.
+    """The conversations of all models, with at most `hashes_max` hashes."""
 
-    `is_alive` returns whether a process still runs.
-    """
-
-    def __init__(self, hashes_max: int, is_alive: Callable[[Run], bool]) -> None:
+    def __init__(self, hashes_max: int) -> None:
+        # The latest conversations of each model.
+        self.latest: defaultdict[str, LatestConversations] = defaultdict(LatestConversations)
         self._hashes_max = hashes_max
-        self._is_alive = is_alive
         self._conversations: OrderedDict[int, Conversation] = OrderedDict()
-        self._latest: dict[str, LatestConversations] = {}
 
     def __len__(self) -> int:
         return len(self._conversations)
 
     def get(self, turn_hash: int) -> Conversation | None:
-        """Return the conversation of a hash, whether or not its process still runs."""
+        """Return the conversation of a hash, whether or not its process is replaced."""
         return self._conversations.get(turn_hash)
 
-    def find(self, hashes: Iterable[int]) -> Conversation | None:
-        """Return the first of these hashes' conversations whose process still runs."""
-        found = map(self._conversations.get, hashes)
-        return next(
-            (
-                conversation
-                for conversation in found
-                if conversation and self._is_alive(conversation.run)
-            ),
-            None,
-        )
+    def find(self, hashes: Iterable[int], *, is_latest: bool = True) -> Conversation | None:
+        """Return the first of these hashes' conversations whose process is its instance's latest.
 
-    def latest(self, model: str) -> LatestConversations:
-        """Return how many of the latest conversations of a model each process owns."""
-        latest = self._latest.get(model)
-        if latest is None:
-            latest = self._latest[model] = LatestConversations()
-        return latest
+        Or, unless `is_latest`, the first whose process is not.
+        """
+        for turn_hash in hashes:
+            conversation = self._conversations.get(turn_hash)
+            if conversation and conversation.run.is_latest is is_latest:
+                return conversation
+        return None
 
     def forget(self, ended: int) -> None:
-        for latest in self._latest.values():
+        for latest in self.latest.values():
             latest.forget(ended)
 
     def add_turn(self, conversation: Conversation, turn_hash: int) -> None:
@@ -232,7 +212,7 @@ class PrefixTree:
         """
         at, found = 0, []
         while at < len(blocks) and (edge := self._edges.get(blocks[at])):
-            at += _count_shared_blocks(edge.blocks, blocks, at)
+            at += shared_blocks(edge.blocks, blocks, at)
             found.append((at, edge.holders))
         if self._ends:
             ends = ((end, self._ends.get(block, 0)) for end, block in enumerate(blocks, 1))
@@ -253,7 +233,7 @@ class PrefixTree:
     def add(self, blocks: Sequence[int], holder: int) -> None:
         at, path = 0, []
         while at < len(blocks) and (edge := self._edges.get(blocks[at])):
-            shared = _count_shared_blocks(edge.blocks, blocks, at)
+            shared = shared_blocks(edge.blocks, blocks, at)
             if shared < len(edge.blocks):
                 first = _Edge(edge.blocks[:shared], edge.holders, has_fork=True)
                 del edge.blocks[:shared]
@@ -304,14 +284,6 @@ class PrefixTree:
         del self._edges[edge.blocks[0]], self._order[edge]
 
 
-def _count_shared_blocks(edge: Sequence[int], blocks: Sequence[int], at: int) -> int:
-    """Return how many blocks of an edge a prompt shares, if it shares the first one at `at`."""
-    most = min(len(edge), len(blocks) - at)
-    if edge[most - 1] == blocks[at + most - 1]:  # and so all before it
-        return most
-    return bisect_left(range(most), 1, key=lambda place: edge[place] != blocks[at + place])
-
-
 # Assumed before the first restore: 500 tokens/s computed, 1 GB/s read. Source: SmolLM2-135M on a
 # CPU.
 _BYTE_TOKENS: Final = 500 / 1e9
@@ -347,7 +319,7 @@ class SlotFileIndex:
     """The files of all models; `blocks_max` bounds the index of their prompts."""
 
     def __init__(self, blocks_max: int) -> None:
-        self._added = asyncio.Event()
+        self.added = asyncio.Event()  # Set for a moment when a file is added.
         self._files: dict[str, SlotFile] = {}
         self._bits: dict[str, int] = {}
         self._names: dict[int, str] = {}
@@ -376,12 +348,8 @@ class SlotFileIndex:
             self._removed.pop((file.cache_key, turn_hash), None)
         if not file.is_recurrent:
             self._prompts.add(file.fingerprint.blocks, bit)
-        self._added.set()
-        self._added.clear()
-
-    async def wait_added(self) -> None:
-        """Wait until a file is added; the caller bounds the wait."""
-        await self._added.wait()
+        self.added.set()
+        self.added.clear()
 
     def remove(self, names: Iterable[str]) -> None:
         gone = 0

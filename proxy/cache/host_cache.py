@@ -30,7 +30,6 @@ at level 5 and by `scripts/host_cache_check`.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -39,7 +38,7 @@ from operator import attrgetter
 from typing import Final, NamedTuple
 
 from proxy.cache.holders import Conversation
-from proxy.cache.prompt import BLOCK_TOKENS, continues
+from proxy.cache.prompt import BLOCK_TOKENS, continues, shared_blocks
 from proxy.upstream.upstream import average
 
 # Conversations return after minutes or hours, so about the last ten count.
@@ -117,16 +116,16 @@ class PromptMatcher:
         return shared / max(1, held.tokens), shared
 
     def _shared_blocks(self, others: Sequence[int]) -> int:
-        """Return the number of shared blocks, by bisection: each hash includes all before it."""
         ours, shared = self._blocks, self._shared
         if not ours or not others or ours[0] != others[0]:
             return 0
-        least = min(len(ours), len(others))
-        is_guessed = 0 < shared < least and ours[shared - 1] == others[shared - 1]
-        if not is_guessed or ours[shared] == others[shared]:
-            differs = range(least)
-            shared = bisect_left(differs, 1, key=lambda at: ours[at] != others[at])
-            self._shared = shared
+        is_within = 0 < shared < min(len(ours), len(others))
+        if (
+            not is_within
+            or ours[shared - 1] != others[shared - 1]
+            or ours[shared] == others[shared]
+        ):
+            self._shared = shared = shared_blocks(ours, others)
         return shared
 
 

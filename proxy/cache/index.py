@@ -12,8 +12,9 @@ is a `CacheHint`: tokens with the instances that hold them, estimated like the t
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final
 
@@ -38,7 +39,8 @@ from proxy.upstream.upstream import Timings, Upstream, average
 Levels = Sequence[tuple[int, int]]
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, as `Prompt`.
+@dataclass(slots=True)
 class CacheHint:
     """The beliefs about the caches for one prompt at one moment."""
 
@@ -96,76 +98,6 @@ _BLOCKS_PER_HASH: Final = 8
 _ENDED_MAX: Final = 64
 
 
-class _Runs(dict[str, Run]):
-    """The latest process of each instance, by name.
-
-    `forget` is called with a set of ended processes before their bits are used again.
-    """
-
-    def __init__(self, forget: Callable[[int], None]) -> None:
-        super().__init__()
-        self.slot_maps: dict[str, SlotMap] = {}  # Slot maps of the latest processes, by name.
-        self.by_ratio: dict[int, int] = {}  # Sets of processes by the step of their hit ratio.
-        self.with_files: dict[str, Run] = {}  # Processes that can restore slot files, by name.
-        self._forget = forget
-        self._ended = 0
-        self._used = 0  # bits
-
-    def is_latest(self, run: Run) -> bool:
-        return self.get(run.name) is run
-
-    def register(self, upstream: Upstream, *, is_empty: bool) -> Run | None:
-        """Return the process of an instance if it is new, otherwise None."""
-        # The supervisor gives each process its own key.
-        identity = (upstream.api_key, upstream.socket, upstream.host, upstream.port)
-        before = self.get(upstream.name)
-        if before and before.identity == identity:
-            return None
-        if before:
-            self._end(before)
-        bit = ~self._used & (self._used + 1)  # the lowest unused one
-        self._used |= bit
-        resumable, cache_key = upstream.resumable_prompts, upstream.cache_key
-        run = self[upstream.name] = Run(upstream.name, identity, bit, resumable, cache_key)
-        host_cache = None
-        if upstream.can_name_slots and upstream.host_cache_bytes and upstream.token_bytes:
-            host_cache = HostCache(
-                upstream.host_cache_bytes, upstream.token_bytes, upstream.state_bytes
-            )
-        # Only this proxy and its supervisor know the key of an engine.
-        self.slot_maps[run.name] = SlotMap(
-            upstream.slots, host_cache, is_empty=is_empty, is_shared=not upstream.api_key
-        )
-        if cache_key:
-            self.with_files[run.name] = run
-        self._put(run)
-        return run
-
-    def end(self, name: str) -> None:
-        if run := self.pop(name, None):
-            del self.slot_maps[name]
-            self._end(run)
-
-    def set_hit_ratio(self, run: Run, hit_ratio: float) -> None:
-        before = run.ratio_step
-        run.hit_ratio = hit_ratio
-        if run.ratio_step != before:
-            self.by_ratio[before] &= ~run.bit
-            self._put(run)
-
-    def _put(self, run: Run) -> None:
-        self.by_ratio[run.ratio_step] = self.by_ratio.get(run.ratio_step, 0) | run.bit
-
-    def _end(self, run: Run) -> None:
-        self.with_files.pop(run.name, None)
-        self.by_ratio[run.ratio_step] &= ~run.bit
-        self._ended |= run.bit
-        if self._ended.bit_count() >= _ENDED_MAX:
-            self._forget(self._ended)
-            self._used &= ~self._ended
-            self._ended = 0
-
-
 class PrefixIndex:
     """The beliefs about all instances, in at most `prefix_index_max_blocks` blocks of prompts."""
 
@@ -181,42 +113,71 @@ class PrefixIndex:
         self._clock = clock
         hashes_max = max(1, prefix_index_max_blocks // _BLOCKS_PER_HASH)
         self._prompts = PrefixTree(prefix_index_max_blocks, hashes_max)
-        self._runs = _Runs(self._forget)
-        self._conversations = Conversations(hashes_max, self._runs.is_latest)
+        self._conversations = Conversations(hashes_max)
+        self.slot_maps: dict[str, SlotMap] = {}  # The slots of each instance's latest process.
+        self.with_files: dict[str, Run] = {}  # The latest processes that can restore slot files.
+        self._runs: dict[str, Run] = {}  # The latest process of each instance.
+        self._by_ratio: defaultdict[int, int] = defaultdict(int)  # Sets of them by `ratio_step`.
+        self._used = self._ended = 0  # Sets of processes: all, and those that are not the latest.
 
     def __len__(self) -> int:
         return len(self._prompts) + len(self._conversations)
 
     def register(self, upstream: Upstream, filled: Iterable[RestoredSlot] = ()) -> None:
         """Note that an instance is admitted; a new process holds the slots it was filled with."""
-        filled = sorted(filled, key=attrgetter("task"))
-        if run := self._runs.register(upstream, is_empty=not filled):
-            self.digests.forget(upstream.name)
-            for slot in filled:
-                conversation = self._restored_conversation(upstream, run, slot.fingerprint)
-                self.slot_map(run.name).add_restored(slot, conversation)
+        # The supervisor gives each process its own key.
+        identity = (upstream.api_key, upstream.socket, upstream.host, upstream.port)
+        name, filled = upstream.name, sorted(filled, key=attrgetter("task"))
+        before = self._runs.get(name)
+        if before and before.identity == identity:
+            return
+        if before:
+            self._end(before)
+        bit = ~self._used & (self._used + 1)  # the lowest unused one
+        self._used |= bit
+        resumable, cache_key = upstream.resumable_prompts, upstream.cache_key
+        run = self._runs[name] = Run(name, identity, bit, resumable, cache_key)
+        host_cache = None
+        if upstream.can_name_slots and upstream.host_cache_bytes and upstream.token_bytes:
+            host_cache = HostCache(
+                upstream.host_cache_bytes, upstream.token_bytes, upstream.state_bytes
+            )
+        # Only this proxy and its supervisor know the key of an engine.
+        slot_map = self.slot_maps[name] = SlotMap(
+            upstream.slots, host_cache, is_empty=not filled, is_shared=not upstream.api_key
+        )
+        if cache_key:
+            self.with_files[name] = run
+        self._by_ratio[run.ratio_step] |= bit
+        self.digests.forget(name)
+        for slot in filled:
+            slot_map.add_restored(
+                slot, self._restored_conversation(upstream, run, slot.fingerprint)
+            )
 
     def bit(self, name: str) -> int:
         """Return the set of this instance alone, valid until its process changes."""
         return self._runs[name].bit
 
     def forget(self, name: str) -> None:
-        self._runs.end(name)
+        if run := self._runs.pop(name, None):
+            del self.slot_maps[name]
+            self._end(run)
         self.digests.forget(name)
 
-    def slot_map(self, name: str) -> SlotMap:
-        return self._runs.slot_maps[name]
-
-    @property
-    def slot_maps(self) -> Mapping[str, SlotMap]:
-        """The slots of the latest process of each instance, by name."""
-        return self._runs.slot_maps
+    def _end(self, run: Run) -> None:
+        run.is_latest = False
+        self.with_files.pop(run.name, None)
+        self._by_ratio[run.ratio_step] &= ~run.bit
+        self._ended |= run.bit
+        if self._ended.bit_count() >= _ENDED_MAX:  # before their bits are used again
+            self._prompts.remove(self._ended)
+            self._conversations.forget(self._ended)
+            self._used &= ~self._ended
+            self._ended = 0
 
     def run(self, name: str) -> Run | None:
         return self._runs.get(name)
-
-    def runs_with_files(self) -> Collection[Run]:
-        return self._runs.with_files.values()
 
     def note_end(self, name: str, *, has_failed: bool) -> None:
         """Note that the process of an instance ended; `has_failed`: without being stopped."""
@@ -228,17 +189,20 @@ class PrefixIndex:
     def look_up(self, prompt: Prompt | None, session: int | None) -> CacheHint:
         if prompt is None:
             return NO_HINT
-        hashes = (*reversed(prompt.turn_hashes), session)
-        conversation = self._conversations.find(
-            turn_hash for turn_hash in hashes if turn_hash is not None
-        )
+        hashes = reversed(prompt.turn_hashes)
+        conversation = self._conversations.find(hashes if session is None else (*hashes, session))
         levels = self._prompts.levels(prompt.blocks)
-        cached = _expected_tokens(levels, self._runs.by_ratio, prompt.tokens)
-        owner = conversation.owner if conversation else None
-        hint = CacheHint(owner, cached, cached, conversation=conversation)
-        if self._runs.with_files:
-            hint = self._add_files(hint, prompt, session)
-        return self._add_remote(hint, prompt) if self.remote else hint
+        held = _expected_tokens(levels, self._by_ratio, prompt.tokens)
+        owner, saved = conversation.run.name if conversation else None, list[tuple[int, int]]()
+        if self.with_files:
+            if lost := self._runs_without(conversation):
+                held = limit_levels(held, lost, prompt.shared_tokens)
+                owner = None if owner and lost & self._runs[owner].bit else owner
+            saved = self._saved_prefixes(prompt, session)
+        cached: Levels = merge_levels(held, saved) if saved else held
+        if self.remote:
+            owner, cached = self._add_remote(prompt, owner, cached)
+        return CacheHint(owner, cached, held, saved, conversation)
 
     def available_blocks(self, upstream: Upstream, prompt: Prompt) -> int:
         """Return the blocks of a prompt in an instance's idle slots, host cache or files."""
@@ -259,23 +223,15 @@ class PrefixIndex:
 
     def ended_conversation(self, prompt: Prompt) -> Conversation | None:
         """Return the conversation that a prompt continues, if its process has ended."""
-        found = map(self._conversations.get, reversed(prompt.turn_hashes))
-        return next(
-            (
-                conversation
-                for conversation in found
-                if conversation and not self._runs.is_latest(conversation.run)
-            ),
-            None,
-        )
+        return self._conversations.find(reversed(prompt.turn_hashes), is_latest=False)
 
     def conversations_per_instance(self, model: str) -> Mapping[str, int]:
-        counts = self._conversations.latest(model).counts
-        return {run.name: count for run, count in counts.items() if self._runs.is_latest(run)}
+        counts = self._conversations.latest[model].counts
+        return {run.name: count for run, count in counts.items() if run.is_latest}
 
     def owners(self, model: str) -> Mapping[int, int]:
         """Return sets of instances by the number of conversations they own (1 and more)."""
-        return self._conversations.latest(model).owners
+        return self._conversations.latest[model].owners
 
     def fingerprints(
         self, name: str, listed: Sequence[SlotState]
@@ -283,7 +239,7 @@ class PrefixIndex:
         """Return the conversations in an instance's idle slots; `listed` is its /slots now."""
         if name not in self._runs:
             return {}
-        held = self.slot_map(name).idle_conversations(listed, self._clock())
+        held = self.slot_maps[name].idle_conversations(listed, self._clock())
         return {number: self.fingerprint(name, slot.content) for number, slot in held.items()}
 
     def fingerprint(self, name: str, content: SlotContent) -> ConversationFingerprint:
@@ -294,8 +250,8 @@ class PrefixIndex:
         if conversation is None:
             return ConversationFingerprint((), content.blocks)
         owner = conversation.run
-        is_elsewhere = owner is not run and self._runs.is_latest(owner) and not owner.has_ended
-        has_later_turn = is_elsewhere and self.slot_map(owner.name).holds(conversation)
+        is_elsewhere = owner is not run and owner.is_latest and not owner.has_ended
+        has_later_turn = is_elsewhere and self.slot_maps[owner.name].holds(conversation)
         hashes = () if has_later_turn else tuple(conversation.turn_hashes)
         return ConversationFingerprint(hashes, content.blocks)
 
@@ -309,7 +265,7 @@ class PrefixIndex:
 
     def owner(self, fingerprint: ConversationFingerprint) -> str | None:
         conversation = self._conversations.find(fingerprint.turn_hashes)
-        return conversation.owner if conversation else None
+        return conversation.run.name if conversation else None
 
     # What happens.
 
@@ -326,7 +282,7 @@ class PrefixIndex:
         self._conversations.add_turn(conversation, prompt.turn_hashes[-1])
         if session is not None:
             self._conversations.add_turn(conversation, session)
-        self._conversations.latest(upstream.model).touch(conversation, len(self._runs))
+        self._conversations.latest[upstream.model].touch(conversation, len(self._runs))
         self._add_prefix(run, prompt.blocks)
         return conversation
 
@@ -346,7 +302,9 @@ class PrefixIndex:
             # A low ratio means that its cache has little room; without expected tokens there is no
             # doubt.
             found = timings.cached_tokens / expected_cached if expected_cached else 1.0
-            self._runs.set_hit_ratio(run, average(run.hit_ratio, min(1.0, found)))
+            self._by_ratio[run.ratio_step] &= ~run.bit
+            run.hit_ratio = average(run.hit_ratio, min(1.0, found))
+            self._by_ratio[run.ratio_step] |= run.bit
             self._add_prefix(run, prompt.blocks)
         if reply and (conversation := self._conversations.get(prompt.turn_hashes[-1])):
             self._conversations.add_turn(conversation, prompt.hash_with_reply(reply))
@@ -382,10 +340,6 @@ class PrefixIndex:
         else:
             self._prompts.add(blocks, run.bit)
 
-    def _forget(self, ended: int) -> None:
-        self._prompts.remove(ended)
-        self._conversations.forget(ended)
-
     def _restored_conversation(
         self, upstream: Upstream, run: Run, fingerprint: ConversationFingerprint
     ) -> Conversation | None:
@@ -405,30 +359,23 @@ class PrefixIndex:
             conversation = Conversation(upstream.model, run)
             for turn_hash in fingerprint.turn_hashes:
                 self._conversations.add_turn(conversation, turn_hash)
-        self._conversations.latest(upstream.model).touch(conversation, len(self._runs))
+        self._conversations.latest[upstream.model].touch(conversation, len(self._runs))
         return conversation
 
-    def _add_files(self, hint: CacheHint, prompt: Prompt, session: int | None) -> CacheHint:
-        """Remove instances whose slots and host cache have lost the prompt; add files."""
-        lost = 0
-        if hint.conversation:
-            with_files = self._runs.with_files.items()
-            lost = sum(
-                run.bit
-                for name, run in with_files
-                if not self.slot_maps[name].holds(hint.conversation)
-            )
-        held = limit_levels(hint.held, lost, prompt.shared_tokens) if lost else hint.held
-        owner = hint.owner
-        if owner and lost & self._runs[owner].bit:
-            owner = None
-        saved = self._saved_prefixes(prompt, session) if len(self.files) else []
-        cached = merge_levels(held, saved) if saved else held
-        return replace(hint, owner=owner, cached=cached, held=held, saved=saved)
+    def _runs_without(self, conversation: Conversation | None) -> int:
+        """Return the instances with files whose slots and host cache have lost a conversation."""
+        if conversation is None:
+            return 0
+        with_files = self.with_files.items()
+        return sum(
+            run.bit for name, run in with_files if not self.slot_maps[name].holds(conversation)
+        )
 
     def _saved_prefixes(self, prompt: Prompt, session: int | None) -> list[tuple[int, int]]:
+        if not len(self.files):
+            return []
         by_key: dict[str, int] = {}
-        for run in self._runs.with_files.values():
+        for run in self.with_files.values():
             by_key[run.cache_key] = by_key.get(run.cache_key, 0) | run.bit
         found = [(self.files.find(key, prompt, session), runs) for key, runs in by_key.items()]
         return sorted(
@@ -440,25 +387,22 @@ class PrefixIndex:
             reverse=True,
         )
 
-    def _add_remote(self, hint: CacheHint, prompt: Prompt) -> CacheHint:
+    def _add_remote(
+        self, prompt: Prompt, owner: str | None, cached: Levels
+    ) -> tuple[str | None, Levels]:
         """Add the reports of other machines; their owner counts only if its turn is later."""
-        held_by, owner, turn = self.remote.find(prompt, self._clock())
-        cached, more = dict[int, int](), 0
+        held_by, remote_owner, turn = self.remote.find(prompt, self._clock())
+        added, more = dict[int, int](), 0
         for name, held in held_by.items():
             if run := self._runs.get(name):
                 tokens = round(held * run.ratio_step / RATIO_STEPS)
-                if tokens > hint.cached_tokens(run.bit):
-                    cached[tokens] = cached.get(tokens, 0) | run.bit
+                if tokens > most_tokens(cached, run.bit):
+                    added[tokens] = added.get(tokens, 0) | run.bit
                     more |= run.bit
-        known = ((tokens, holders & ~more) for tokens, holders in hint.cached)
-        is_later = self._runs.get(owner or "") and not self._conversations.find(
-            prompt.turn_hashes[turn:]
-        )
-        return replace(
-            hint,
-            owner=owner if is_later else hint.owner,
-            cached=sorted((*known, *cached.items()), reverse=True),
-        )
+        known = ((tokens, holders & ~more) for tokens, holders in cached)
+        if remote_owner in self._runs and not self._conversations.find(prompt.turn_hashes[turn:]):
+            owner = remote_owner
+        return owner, sorted((*known, *added.items()), reverse=True)
 
 
 def _expected_tokens(

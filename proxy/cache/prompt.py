@@ -24,11 +24,10 @@ import struct
 import sys
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import islice
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
 
@@ -82,9 +81,12 @@ class Outline(NamedTuple):
 NO_OUTLINE: Final = Outline((), (), (), b"")
 
 
-def shared_blocks(blocks: Sequence[int], other: Sequence[int]) -> int:
-    most = min(len(blocks), len(other))
-    return bisect_left(range(most), 1, key=lambda at: blocks[at] != other[at])
+def shared_blocks(blocks: Sequence[int], other: Sequence[int], at: int = 0) -> int:
+    """Return how many blocks two prompts share; `blocks` begins at the place `at` of `other`."""
+    most = min(len(blocks), len(other) - at)
+    if most > 0 and blocks[most - 1] == other[at + most - 1]:  # and so all before it
+        return most
+    return bisect_left(range(most), 1, key=lambda place: blocks[place] != other[at + place])
 
 
 def continues(blocks: Sequence[int], before: Sequence[int]) -> bool:
@@ -96,6 +98,9 @@ _Numbered = tuple[int, Part]
 
 _UNSEEN: Final = frozenset({"thinking", "redacted_thinking", "reasoning"})
 _TEXTS: Final = frozenset({"text", "input_text", "output_text", "refusal"})
+# By the type of an item, the member with its content.
+_CALLS: Final = MappingProxyType({"tool_use": "input", "function_call": "arguments"})
+_RESULTS: Final = MappingProxyType({"tool_result": "content", "function_call_output": "output"})
 _MEDIA: Final = frozenset({"image_url", "input_image", "image", "input_audio", "input_video"})
 _DATA_HASH_BYTES: Final = 16
 # A picture has 256 tokens and more: Gemma 3 makes 256 of each, LLaVA 1.5 576.
@@ -116,8 +121,9 @@ _CUT_BYTES: Final = 8192 * BLOCK_BYTES
 _TURNS_MAX: Final = 32
 _PARTS_MAX: Final = 8192
 _HASH_BYTES: Final = 8
-_WITH_ROLES: Final = frozenset({EndpointKind.CHAT, EndpointKind.MESSAGES, EndpointKind.RESPONSES})
 _OF_USER: Final = b"user\x1f"
+# Members that shape the prompt before its messages.
+_SHAPING: Final = ("chat_template_kwargs", "tools", "functions")
 _PIECE: Final = struct.Struct(f"{BLOCK_BYTES}s")
 
 
@@ -137,9 +143,10 @@ class CacheOwner:
 ANYONE: Final = CacheOwner()
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: setting the attributes of a frozen one takes ten times as long.
+@dataclass(slots=True)
 class Prompt:
-    """A prompt without its text."""
+    """A prompt without its text. Nothing changes it."""
 
     # Hashes of its 64-byte pieces, each including all before it; at most 8192. Two prompts share as
     # many hashes as pieces.
@@ -162,8 +169,7 @@ class Prompt:
     def hash_with_reply(self, reply: Mapping[str, Any]) -> int:
         """Return the hash of this prompt with an assistant's message (OpenAI's chat API)."""
         hasher = self._hash.copy()
-        for part in answer_parts(reply):
-            hasher.update(part)
+        hasher.update(b"".join(answer_parts(reply)))
         return _number(hasher) ^ self._name
 
     def shared_turn_hash(self, turn_hash: int) -> int:
@@ -193,17 +199,38 @@ def read_prompt(
     Takes 0.1 ms for 20 kB and is bounded for any length. Never fails: invalid members are for the
     engine to refuse.
     """
-    numbered = list(islice(_numbered_parts(kind, members), _PARTS_MAX + 1))
+    numbered = _numbered_parts(kind, members)
     if not numbered or len(numbered) > _PARTS_MAX:
         return None
     messages, parts = zip(*numbered, strict=True)
     sizes_bytes = tuple(map(len, parts))
-    if sum(sizes_bytes) < _OUTLINED_MIN_BYTES:
-        outline = Outline((), sizes_bytes, (), b"")
-    else:
-        labels = bytes([part[0] for part in parts]) if kind in _WITH_ROLES else b""
+    size_bytes = sum(sizes_bytes)
+    outline = Outline((), sizes_bytes, (), b"")
+    if size_bytes >= _OUTLINED_MIN_BYTES:
+        labels = bytes([part[0] for part in parts]) if kind in _CONVERSATIONS else b""
         outline = Outline(part_hashes(parts), sizes_bytes, messages, labels)
-    return _prompt(model, members.get("lora"), parts, outline, owner)
+    lora, earlier = members.get("lora"), max(0, len(parts) - _TURNS_MAX)
+    salt = _name_hash(f"\0{owner.name}") if owner.name else 0
+    name = _name_hash(model) ^ salt
+    hasher = _new_hasher(orjson.dumps(lora))
+    hasher.update(b"".join(parts[:earlier]))
+    turn_hashes = []
+    for part in parts[earlier:]:
+        hasher.update(part)
+        turn_hashes.append(_number(hasher) ^ name)
+    first = next((at for at, part in enumerate(parts) if part.startswith(_OF_USER)), 0)
+    seed = [model, lora, owner.name] if owner.is_alone else [model, lora]
+    return Prompt(
+        _blocks(xxh3_64_intdigest(orjson.dumps(seed)), b"".join(parts)[:_CUT_BYTES]),
+        tuple(turn_hashes),
+        max(1, size_bytes // _TOKEN_BYTES),
+        xxh3_64_intdigest(parts[first]),
+        max(0, first - earlier),
+        outline,
+        name,
+        hasher,
+        0 if owner.is_alone else salt,
+    )
 
 
 def toggle_model_name(turn_hash: int, model: str) -> int:
@@ -220,50 +247,9 @@ def part_hashes(parts: Iterable[Part]) -> tuple[int, ...]:
     return tuple(map(xxh3_64_intdigest, parts))
 
 
-def _prompt(
-    model: str, lora: object, parts: Sequence[Part], outline: Outline, owner: CacheOwner
-) -> Prompt:
-    salt = _name_hash(f"\0{owner.name}") if owner.name else 0
-    last, name = parts[-_TURNS_MAX:], _name_hash(model) ^ salt
-    earlier = len(parts) - len(last)
-    hasher = _new_hasher(orjson.dumps(lora))
-    hasher.update(b"".join(parts[:earlier]))
-    turn_hashes = tuple(_turn_hashes(hasher, last, name))
-    seed = [model, lora, owner.name] if owner.is_alone else [model, lora]
-    blocks = tuple(_blocks(xxh3_64_intdigest(orjson.dumps(seed)), _beginning(parts)))
-    first = next((at for at, part in enumerate(parts) if part.startswith(_OF_USER)), 0)
-    return Prompt(
-        blocks,
-        turn_hashes,
-        max(1, sum(outline.sizes_bytes) // _TOKEN_BYTES),
-        xxh3_64_intdigest(parts[first]),
-        max(0, first - earlier),
-        outline,
-        name,
-        hasher,
-        0 if owner.is_alone else salt,
-    )
-
-
-def _beginning(parts: Sequence[Part]) -> bytes:
-    text = bytearray()
-    for part in parts:
-        text += part[: _CUT_BYTES - len(text)]
-        if len(text) >= _CUT_BYTES:
-            break
-    return bytes(text)
-
-
-def _turn_hashes(hasher: hashlib.blake2b, parts: Iterable[Part], name: int) -> Iterable[int]:
-    for part in parts:
-        hasher.update(part)
-        yield _number(hasher) ^ name
-
-
-def _blocks(chain: int, text: bytes) -> list[int]:
-    whole = len(text) - len(text) % BLOCK_BYTES
-    pieces = _PIECE.iter_unpack(text[:whole])
-    return [chain := xxh3_64_intdigest(piece, chain) for (piece,) in pieces]
+def _blocks(chain: int, text: bytes) -> tuple[int, ...]:
+    pieces = _PIECE.iter_unpack(text[: len(text) - len(text) % BLOCK_BYTES])
+    return tuple([chain := xxh3_64_intdigest(piece, chain) for (piece,) in pieces])
 
 
 @lru_cache(maxsize=1024)
@@ -282,144 +268,92 @@ def _number(hasher: hashlib.blake2b) -> int:
 # Parts of a prompt.
 
 
-def prompt_parts(kind: EndpointKind, members: Mapping[str, Any]) -> Iterator[Part]:
-    """Return the parts of a prompt in a template's order."""
-    return (part for _, part in _numbered_parts(kind, members))
-
-
-def _numbered_parts(kind: EndpointKind, members: Mapping[str, Any]) -> Iterator[_Numbered]:
-    """Yield each part with the index of its message, -1 for none."""
-    if (reader := _READERS.get(kind)) is None:
-        return
-    for name in ("chat_template_kwargs", "tools", "functions"):
-        if value := members.get(name):
-            yield _NO_MESSAGE, _part("", name, _json(value))
-    yield from reader(members)
-
-
-def answer_parts(reply: Mapping[str, Any]) -> Iterator[Part]:
-    return _message({"role": "assistant", **reply})
-
-
-def _chat(members: Mapping[str, Any]) -> Iterator[_Numbered]:
-    return _messages(members.get("messages"))
-
-
-def _anthropic(members: Mapping[str, Any]) -> Iterator[_Numbered]:
-    yield from _number_parts(_NO_MESSAGE, _content("system", members.get("system")))
-    yield from _messages(members.get("messages"))
-
-
-def _responses(members: Mapping[str, Any]) -> Iterator[_Numbered]:
-    yield from _number_parts(_NO_MESSAGE, _content("system", members.get("instructions")))
-    given = members.get("input")
-    if isinstance(given, str):
-        yield from _number_parts(0, _content("user", given))
-    else:
-        yield from _messages(given)
-
-
-def _completion(members: Mapping[str, Any]) -> Iterator[_Numbered]:
-    return _number_parts(_NO_MESSAGE, _text_or_tokens(members.get("prompt")))
-
-
-def _infill(members: Mapping[str, Any]) -> Iterator[_Numbered]:
-    if extra := members.get("input_extra"):
-        yield _NO_MESSAGE, _part("", "extra", _json(extra))
-    for name in ("input_prefix", "input_suffix", "prompt"):
-        yield from _number_parts(_NO_MESSAGE, _text_or_tokens(members.get(name)))
-
-
-def _number_parts(message: int, parts: Iterable[Part]) -> Iterator[_Numbered]:
-    for part in parts:
-        yield message, part
-
-
-_READERS: Final = MappingProxyType(
+# The members with the system prompt and the messages, and those with texts.
+_CONVERSATIONS: Final = MappingProxyType(
     {
-        EndpointKind.CHAT: _chat,
-        EndpointKind.MESSAGES: _anthropic,
-        EndpointKind.RESPONSES: _responses,
-        EndpointKind.COMPLETION: _completion,
-        EndpointKind.LLAMA_COMPLETION: _completion,
-        EndpointKind.INFILL: _infill,
+        EndpointKind.CHAT: ("", "messages"),
+        EndpointKind.MESSAGES: ("system", "messages"),
+        EndpointKind.RESPONSES: ("instructions", "input"),
+    }
+)
+_PROMPTS: Final = MappingProxyType(
+    {
+        EndpointKind.COMPLETION: ("prompt",),
+        EndpointKind.LLAMA_COMPLETION: ("prompt",),
+        EndpointKind.INFILL: ("input_prefix", "input_suffix", "prompt"),
     }
 )
 
 
-def _messages(given: object) -> Iterator[_Numbered]:
-    if isinstance(given, list):
-        for number, message in enumerate(given):
-            if isinstance(message, dict):
-                for part in _message(message):
-                    yield number, part
+def _numbered_parts(kind: EndpointKind, members: Mapping[str, Any]) -> list[_Numbered]:
+    """Return the parts of a prompt in a template's order, each with the index of its message."""
+    before = [_part("", name, _json(members[name])) for name in _SHAPING if members.get(name)]
+    found: list[_Numbered] = []
+    if names := _CONVERSATIONS.get(kind):
+        system, messages = names
+        before += _content("system", members.get(system))
+        given = members.get(messages)
+        if isinstance(given, str):
+            given = [{"role": "user", "content": given}]
+        for number, message in enumerate(given if isinstance(given, list) else ()):
+            found += [(number, part) for part in message_parts(message)]
+    elif texts := _PROMPTS.get(kind):
+        extra = members.get("input_extra") if kind is EndpointKind.INFILL else None
+        before += [_part("", "extra", _json(extra))] if extra else []
+        for name in texts:
+            before += _text_or_tokens(members.get(name))
+    else:
+        return []
+    return [(_NO_MESSAGE, part) for part in before] + found if before else found
 
 
-def _message(message: Mapping[str, Any]) -> Iterator[Part]:
+def answer_parts(reply: Mapping[str, Any]) -> list[Part]:
+    return message_parts({"role": "assistant", **reply})
+
+
+def message_parts(message: object) -> list[Part]:
+    if not isinstance(message, dict):
+        return []
     role = message.get("role")
     if not isinstance(role, str):
-        yield from _item("", message)
-        return
-    yield from _content(role, message.get("content"))
+        return _item("", message)
+    parts = _content(role, message.get("content"))
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list) else ():
         function = call.get("function") if isinstance(call, dict) else None
         if isinstance(function, dict):
-            yield _call(function.get("name"), function.get("arguments"))
+            parts.append(_call(function.get("name"), function.get("arguments")))
+    return parts
 
 
-def _content(role: str, content: object) -> Iterator[Part]:
+def _content(role: str, content: object) -> list[Part]:
     if isinstance(content, str):
-        yield from _text(role, content)
-    elif isinstance(content, list):
-        for item in content:
-            if isinstance(item, dict):
-                yield from _item(role, item)
+        stripped = content.strip()
+        return [_part(role, "text", stripped.encode())] if stripped else []
+    items = content if isinstance(content, list) else ()
+    return [part for item in items if isinstance(item, dict) for part in _item(role, item)]
 
 
-def _item(role: str, item: Mapping[str, Any]) -> Iterator[Part]:
-    match item.get("type"):
-        case "tool_use":
-            yield _call(item.get("name"), item.get("input"))
-        case "function_call":
-            yield _call(item.get("name"), item.get("arguments"))
-        case "tool_result":
-            yield from _result(item.get("content"))
-        case "function_call_output":
-            yield from _result(item.get("output"))
-        case _:
-            yield from _text_or_data(role, item)
-
-
-def _result(content: object) -> Iterator[Part]:
-    if isinstance(content, str):
-        yield from _text("tool", content)
-    elif isinstance(content, list):
-        for item in content:
-            if isinstance(item, dict):
-                yield from _text_or_data("tool", item)
-
-
-def _text_or_data(role: str, item: Mapping[str, Any]) -> Iterator[Part]:
+def _item(role: str, item: Mapping[str, Any]) -> list[Part]:
     kind, text = item.get("type"), item.get("text")
     if not isinstance(kind, str):
-        kind = None  # a client's mistake, for the engine to report
+        kind = ""  # a client's mistake, for the engine to report
+    if kind in _CALLS:
+        return [_call(item.get("name"), item.get(_CALLS[kind]))]
+    if kind in _RESULTS:
+        return _content("tool", item.get(_RESULTS[kind]))
     if kind in _TEXTS and isinstance(text, str):
-        yield from _text(role, text)
-    elif kind not in _UNSEEN:
-        # An image, a sound or a file: all members count, except the cache mark.
-        kept = {name: value for name, value in item.items() if name != "cache_control"}
-        yield _data(role, _json(kept), is_medium=kind in _MEDIA)
+        return _content(role, text)
+    if kind in _UNSEEN:
+        return []
+    # An image, a sound or a file: all members count, except the cache mark.
+    kept = {name: value for name, value in item.items() if name != "cache_control"}
+    return [_data(role, _json(kept), is_medium=kind in _MEDIA)]
 
 
 def _data(role: str, content: bytes, *, is_medium: bool) -> Part:
     digest = hashlib.blake2b(content, digest_size=_DATA_HASH_BYTES).digest()
     return _part(role, "data", digest * (_MEDIUM_BYTES // len(digest)) if is_medium else digest)
-
-
-def _text(role: str, text: str) -> Iterator[Part]:
-    if stripped := text.strip():
-        yield _part(role, "text", stripped.encode())
 
 
 def _call(name: object, arguments: object) -> Part:
@@ -430,29 +364,28 @@ def _call(name: object, arguments: object) -> Part:
     return _part("assistant", "call", _json([name, arguments]))
 
 
-def _text_or_tokens(prompt: object) -> Iterator[Part]:
-    if isinstance(prompt, list) and not _is_tokens(prompt):
-        for part in prompt:
-            yield from _one_text([part] if type(part) is int else part)
-    else:
-        yield from _one_text(prompt)
+def _text_or_tokens(prompt: object) -> list[Part]:
+    if not isinstance(prompt, list) or _is_tokens(prompt):
+        return _one_text(prompt)
+    texts = ([part] if type(part) is int else part for part in prompt)
+    return [part for text in texts for part in _one_text(text)]
 
 
-def _one_text(prompt: object) -> Iterator[Part]:
+def _one_text(prompt: object) -> list[Part]:
     if isinstance(prompt, str):
-        yield prompt.encode()
-    elif isinstance(prompt, list) and _is_tokens(prompt):
+        return [prompt.encode()]
+    if isinstance(prompt, list) and _is_tokens(prompt):
         # Four bytes per token, the average length of its text.
         tokens = array("I", map(_LOW_BITS.__and__, prompt))
         if sys.byteorder == "little":
             tokens.byteswap()
-        yield tokens.tobytes()
-    elif isinstance(prompt, dict):
-        text = prompt.get("prompt_string")
-        yield text.encode() if isinstance(text, str) else b""
-        media = prompt.get("multimodal_data")
-        for medium in media if isinstance(media, list) else ():
-            yield _data("", _json(medium), is_medium=True)
+        return [tokens.tobytes()]
+    if not isinstance(prompt, dict):
+        return []
+    text, media = prompt.get("prompt_string"), prompt.get("multimodal_data")
+    media = media if isinstance(media, list) else ()
+    data = [_data("", _json(medium), is_medium=True) for medium in media]
+    return [text.encode() if isinstance(text, str) else b"", *data]
 
 
 def _is_tokens(prompt: list[Any]) -> bool:

@@ -265,17 +265,11 @@ class SlotFileMeasures:
     """Measured costs and benefits of slot files, for one model on this machine."""
 
     def __init__(self) -> None:
-        self._saves = TransferRates()
-        self._restores = TransferRates()
-        self._returns = ReturnRates()
+        self.saves = TransferRates()
+        self.restores = TransferRates()
+        self.returns = ReturnRates()
         self._loss = _LOSS
         self._use = 1.0
-
-    def note_save(self, transfer: Transfer) -> None:
-        self._saves.note(transfer)
-
-    def note_restore(self, transfer: Transfer) -> None:
-        self._restores.note(transfer)
 
     def note_use(self, restored: int, found: int) -> None:
         """Note how many tokens of a prompt were restored into a slot and how many the engine found.
@@ -293,18 +287,9 @@ class SlotFileMeasures:
         `tokens` are those of the conversation now; `found` is how many of them were in a slot or in
         the host cache, 0 if restored from a file.
         """
-        before = self._returns.note_turn(conversation, began_at_s, ended_at_s, tokens)
+        before = self.returns.note_turn(conversation, began_at_s, ended_at_s, tokens)
         if before:
             self._loss = average(self._loss, 1 - min(1.0, found / before))
-
-    def save_s(self, size_bytes: float) -> float:
-        return self._saves.duration_s(size_bytes)
-
-    def restore_s(self, size_bytes: float) -> float:
-        return self._restores.duration_s(size_bytes)
-
-    def return_p(self, conversation: int, now_s: float) -> float:
-        return self._returns.return_p(conversation, now_s)
 
     @property
     def use(self) -> float:
@@ -339,7 +324,6 @@ class SaveCase:
     streams: int = 0
     gap_s: float = 0.0  # Time between two tokens of such a stream.
     decoded: float = 0.0  # Tokens that the stream decoded since the last save.
-    is_taken_next: bool = False
 
     @property
     def saving_s(self) -> float:
@@ -362,13 +346,9 @@ def is_worth_saving(case: SaveCase, pause_max_s: float) -> bool:
 def due_in_s(case: SaveCase) -> float:
     """Return the time until the streams may be paused again, 0 for now."""
     is_short = case.save_s <= _SHORT_PAUSE * case.gap_s
-    if case.is_taken_next or is_short or not case.streams:
+    if is_short or not case.streams:
         return 0.0
     return max(0.0, _TOKENS_BETWEEN - case.decoded) * case.gap_s
-
-
-def pays_to_save(case: SaveCase, pause_max_s: float) -> bool:
-    return is_worth_saving(case, pause_max_s) and due_in_s(case) <= 0
 
 
 def pays_to_restore(more_tokens: int, cost_tokens: int) -> bool:

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.cache.prompt import BLOCK_BYTES, Prompt, prompt_parts, read_prompt
+from proxy.cache.prompt import BLOCK_BYTES, Prompt, message_parts, read_prompt
 from proxy.upstream.endpoint_kinds import EndpointKind
 
 # A prefix of three conversations is likely to be used by more; of two it may be chance.
@@ -87,7 +87,7 @@ class SharedPrefixes:
         if len(self._seen) > _PREFIXES_MAX:
             self._seen.popitem(last=False)
 
-        conversation = _hash(b"".join(prompt_parts(EndpointKind.CHAT, {"messages": [first]})))
+        conversation = _hash(b"".join(message_parts(first)))
         if conversation in latest:
             return None
         latest.append(conversation)

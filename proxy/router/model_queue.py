@@ -247,7 +247,7 @@ class ModelQueue:
         if lease in lease.instance.leases:
             lease.instance.drop(lease)
             if lease.slot:
-                self._prefix_index.slot_map(lease.upstream.name).release(lease, self._clock())
+                self._prefix_index.slot_maps[lease.upstream.name].release(lease, self._clock())
             self._instances.discard_if_unused(lease.instance)
             if not (lease.upstream.node or lease.request.is_background):
                 self.ended_at_s = self._clock()
@@ -258,7 +258,7 @@ class ModelQueue:
 
     def demand(self) -> ModelDemand:
         instances = self._instances.in_service(self.model)
-        slot_maps = (self._prefix_index.slot_map(instance.upstream.name) for instance in instances)
+        slot_maps = (self._prefix_index.slot_maps[instance.upstream.name] for instance in instances)
         return ModelDemand(
             waiting=len(self._queue),
             working=sum(1 for _ in self._client_leases()),

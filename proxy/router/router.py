@@ -256,7 +256,7 @@ class Router:
 
         Those that hold a prompt with these blocks come first.
         """
-        runs, holders = self.cache.runs_with_files(), self.cache.holders(blocks)
+        runs, holders = self.cache.with_files.values(), self.cache.holders(blocks)
         found = [
             instance
             for instance in filter(None, (self.registry.get(run.name) for run in runs))
@@ -424,7 +424,7 @@ class Router:
     def note_chunk(self, lease: Lease) -> None:
         """Note that a request to compute a part of the prompt is sent now."""
         if lease.slot:
-            self.cache.slot_map(lease.upstream.name).mark_used(lease.slot)
+            self.cache.slot_maps[lease.upstream.name].mark_used(lease.slot)
 
     async def send_again(self, lease: Lease) -> None:
         """Return once the request may be sent again, after a complete response to it."""
@@ -499,7 +499,7 @@ class Router:
             self.signals.restore_verified(name, lease.restored_tokens, timings)
         if lease.conversation:
             held = timings.cached_tokens + timings.prompt_tokens + timings.decoded_tokens
-            slot_map = self.cache.slot_map(name)
+            slot_map = self.cache.slot_maps[name]
             if slot_map.host_cache:
                 slot_map.host_cache.note_found(lease.conversation, timings.cached_tokens)
             slot_map.release(lease, self._clock())

@@ -30,7 +30,6 @@ from proxy.cache.save_policy import (
     due_in_s,
     is_worth_saving,
     pays_to_restore,
-    pays_to_save,
 )
 from proxy.cache.slot_map import Slot, SlotMap
 from proxy.common.background_tasks import persist
@@ -69,7 +68,7 @@ class SlotSaver:
         case = self.case(instance, content, is_taken_next=True)
         if case is None:
             return False
-        is_worth = pays_to_save(case, self._pause_max_s)
+        is_worth = self.is_worth(case)
         if not is_worth:
             self._skip(instance, content, NoFile.COST)
         return is_worth
@@ -89,7 +88,7 @@ class SlotSaver:
             upstream.name, slot.id_slot, content.tokens, fingerprint
         )
         if transfer:
-            self.measures(upstream.model).note_save(transfer)
+            self.measures(upstream.model).saves.note(transfer)
             if content.conversation:
                 content.conversation.no_file = None
             if slot.started_tick == sent:
@@ -98,7 +97,7 @@ class SlotSaver:
 
     def note_restored(self, instance: RoutingTarget, transfer: Transfer) -> None:
         upstream = instance.upstream
-        self.measures(upstream.model).note_restore(transfer)
+        self.measures(upstream.model).restores.note(transfer)
         byte_s = transfer.duration_s / transfer.size_bytes
         byte_tokens = byte_s * instance.rates.prefill_tps
         self._prefix_index.files.set_restore_cost(upstream.cache_key, byte_tokens)
@@ -147,14 +146,13 @@ class SlotSaver:
             tokens=content.tokens
             - self._prefix_index.files.tokens(upstream.cache_key, turn_hashes),
             prefill_tps=rates.prefill_tps,
-            save_s=measures.save_s(size_bytes),
-            restore_s=measures.restore_s(size_bytes),
-            return_p=measures.return_p(conversation.number, now_s) * measures.use,
+            save_s=measures.saves.duration_s(size_bytes),
+            restore_s=measures.restores.duration_s(size_bytes),
+            return_p=measures.returns.return_p(conversation.number, now_s) * measures.use,
             loss_p=max(measures.loss_p, self._absence_p(upstream, content) * is_taken_next),
             streams=instance.decoding,
             gap_s=1 / rates.decode_tps,
             decoded=(now_s - saved_at_s) * rates.decode_tps,
-            is_taken_next=is_taken_next,
         )
 
     # Filling a slot.
@@ -178,7 +176,7 @@ class SlotSaver:
         if prompt is None or lease.request.json.get("cache_prompt") is False:
             return None
         if saved := self._prefix_index.files.find(lease.upstream.cache_key, prompt):
-            slot_map = self._prefix_index.slot_map(name)
+            slot_map = self._prefix_index.slot_maps[name]
             found = slot_map.found_blocks(slot, lease.conversation, prompt.blocks)
             here = shared_blocks(slot.in_engine.blocks, prompt.blocks)
             # The content of the host cache is only estimated, so a file with as much that is read

@@ -104,7 +104,7 @@ class SlotSelector:
         if not is_tracked or self._settings.policy != "affinity":
             await self.enter(lease)
             return
-        slot_map, reach = self._prefix_index.slot_map(upstream.name), targeting(request)
+        slot_map, reach = self._prefix_index.slot_maps[upstream.name], targeting(request)
         conversation = lease.conversation if reach != "none" else None
         # At once: a client may leave while the slot is prepared.
         lease.slot = slot = slot_map.reserve(lease, conversation, lease.clock())
@@ -188,7 +188,7 @@ class SlotSelector:
         if upstream.node:  # a llama-corral gets the owner with the request
             lease.is_cache_off = request.owner.is_alone and not upstream.node.takes_keep_alive
         else:
-            owners = self._prefix_index.slot_map(upstream.name).owners
+            owners = self._prefix_index.slot_maps[upstream.name].owners
             if upstream.reuses_vectors and (request.owner.is_alone or owners.has_alone):
                 await self._take_turn(lease, owners)
             else:
@@ -267,11 +267,11 @@ class SlotSelector:
                     found = files.find(lease.upstream.cache_key, prompt)
                     if found and len(found.file.fingerprint.blocks) >= len(content.blocks):
                         return
-                    await files.wait_added()
+                    await files.added.wait()
 
     def _left_behind(self, lease: Lease) -> Slot | None:
         """Return a slot of a draining instance that holds the conversation."""
-        for run in self._prefix_index.runs_with_files():
+        for run in self._prefix_index.with_files.values():
             instance = self._instances.get(run.name)
             is_draining = not run.has_ended and (instance is None or not instance.in_service)
             if is_draining and run.cache_key == lease.upstream.cache_key:
@@ -438,8 +438,7 @@ class CacheFindings:
         client, now_s = client_hash(request.model, request.client), self._clock()
         known = conversation if lease.is_continued else index.ended_conversation(prompt)
         before, is_same = self._recent.find(client, prompt, known)
-        is_alive = before is not None and index.run(before.run.name) is before.run
-        held = _find_holder(lease, before, run, is_alive=is_alive) if before else "unknown"
+        held = _find_holder(lease, before, run) if before else "unknown"
         shares = request.owner.name and not request.owner.is_alone
         own = self._own_tokens(lease, prompt, tokens) if shares else None
         facts = _facts(lease, prompt, timings, held, own)
@@ -501,7 +500,7 @@ def _facts(
     )
 
 
-def _find_holder(lease: Lease, before: RecentPrompt, run: Run, *, is_alive: bool) -> CachePlace:
+def _find_holder(lease: Lease, before: RecentPrompt, run: Run) -> CachePlace:
     """Return the state of the earlier prompt's cache when the request began."""
     if before.run is run:
         if not lease.is_continued or lease.has_own_slot is None:
@@ -509,7 +508,7 @@ def _find_holder(lease: Lease, before: RecentPrompt, run: Run, *, is_alive: bool
         if lease.has_own_slot:
             return "slot"
         return "busy" if lease.is_beside_own else "taken"
-    if is_alive:
+    if before.run.is_latest:
         return "other"
     return "crashed" if before.run.has_failed else "unloaded"
 

@@ -147,7 +147,7 @@ class WorkReader:
     def _engine(self, instance: RoutingTarget) -> EngineWork:
         upstream = instance.upstream
         weights = self._instances.of_model(upstream.model).weights
-        idle = [slot.id_slot for slot in self._prefix_index.slot_map(upstream.name).idle]
+        idle = [slot.id_slot for slot in self._prefix_index.slot_maps[upstream.name].idle]
         tracked = {lease.slot.id_slot for lease in instance.leases if lease.slot}
         unknown = iter([id_slot for id_slot in range(upstream.slots) if id_slot not in tracked])
         running = tuple(
@@ -242,5 +242,5 @@ class WorkReader:
         """Return the slot of an instance that holds the conversation of a prompt."""
         if hint.conversation is None or not instance.upstream.can_name_slots:
             return None
-        slot = self._prefix_index.slot_map(instance.upstream.name).find(hint.conversation)
+        slot = self._prefix_index.slot_maps[instance.upstream.name].find(hint.conversation)
         return slot.id_slot if slot and slot.is_idle else None

@@ -29,7 +29,7 @@ _RETURNS_SHARE: Final = 0.25
 _NO_HASH: Final = hashlib.blake2b(digest_size=8)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SimulatedPrompt(Prompt):
     """A prompt; `reply_hash` identifies it with the answer."""
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.cache.save_policy import SaveCase, due_in_s, pays_to_restore, pays_to_save
+from proxy.cache.save_policy import SaveCase, due_in_s, is_worth_saving, pays_to_restore
 
 # 2 000 tokens of SmolLM2-135M on one core: 16 s to compute, 20 ms to save.
 LONG = SaveCase(2000, 125, save_s=0.02, restore_s=0.01, return_p=0.5, loss_p=0.5)
@@ -23,12 +23,12 @@ CASES = st.builds(
     streams=st.integers(0, 8),
     gap_s=st.floats(0.001, 1),
     decoded=st.floats(0, 1000),
-    is_taken_next=st.booleans(),
 )
 
 
-def pays(case: SaveCase) -> bool:
-    return pays_to_save(case, PAUSE_MAX_S)
+def pays(case: SaveCase, pause_max_s: float = PAUSE_MAX_S) -> bool:
+    """Return whether a save pays now."""
+    return is_worth_saving(case, pause_max_s) and due_in_s(case) <= 0
 
 
 def test_a_long_conversation_is_saved_where_it_may_return_and_be_lost() -> None:
@@ -47,7 +47,6 @@ def test_a_save_that_pays_for_one_stream_may_not_pay_for_many() -> None:
 def test_no_pause_of_a_stream_is_longer_than_the_limit() -> None:
     slow = replace(BESIDE, save_s=0.3)
     assert not pays(slow)
-    assert not pays(replace(slow, is_taken_next=True))
     assert pays(replace(slow, streams=0))
 
 
@@ -58,21 +57,20 @@ def test_streams_are_paused_once_in_150_tokens() -> None:
     assert due_in_s(soon) == 50 * 0.025
 
 
-def test_a_pause_that_nobody_notices_and_one_before_a_prompt_may_come_at_any_time() -> None:
+def test_a_pause_that_nobody_notices_may_come_at_any_time() -> None:
     soon = replace(BESIDE, decoded=0)
     assert pays(replace(soon, save_s=0.006))
-    assert pays(replace(soon, is_taken_next=True))
 
 
 @given(CASES, st.floats(0, 1))
 def test_what_is_likelier_longer_and_quicker_saved_pays_at_least_as_much(
     case: SaveCase, pause_max_s: float
 ) -> None:
-    if pays_to_save(case, pause_max_s):
-        assert pays_to_save(replace(case, tokens=2 * case.tokens), pause_max_s)
-        assert pays_to_save(replace(case, return_p=1.0, loss_p=1.0), pause_max_s)
-        assert pays_to_save(replace(case, save_s=case.save_s / 2), pause_max_s)
-        assert pays_to_save(replace(case, streams=0), pause_max_s)
+    if pays(case, pause_max_s):
+        assert pays(replace(case, tokens=2 * case.tokens), pause_max_s)
+        assert pays(replace(case, return_p=1.0, loss_p=1.0), pause_max_s)
+        assert pays(replace(case, save_s=case.save_s / 2), pause_max_s)
+        assert pays(replace(case, streams=0), pause_max_s)
         assert case.saving_s > case.cost_s
         assert not case.streams or case.save_s <= pause_max_s
 

@@ -143,7 +143,7 @@ def answered(
     """Have a conversation's turn answered in the one slot of an instance; return its chain."""
     asked, holder = prompt(*texts), object()
     conversation = assign(prefix_index, upstream(name), asked, None)
-    slot_map = prefix_index.slot_map(name)
+    slot_map = prefix_index.slot_maps[name]
     slot = slot_map.reserve(holder, conversation, 0.0)
     assert slot
     slot_map.mark_sent(slot, is_named=True)
@@ -162,7 +162,7 @@ def test_what_a_slot_holds_is_told_and_known_again_by_the_next_run() -> None:
     assert later.conversations_per_instance("chat") == {"a": 1}
     assert cached_tokens(later, "a", turn) > 0.8 * turn.tokens
     conversation = assign(later, upstream("a"), turn, None)
-    slot = later.slot_map("a").reserve("turn", conversation, 0.0)
+    slot = later.slot_maps["a"].reserve("turn", conversation, 0.0)
     assert slot
     assert (slot.conversation, slot.content.tokens) == (conversation, 300)
 
@@ -184,7 +184,7 @@ def test_a_conversation_that_went_on_elsewhere_stays_there() -> None:
     page = [SlotState(0, 5, 299, is_busy=False)]
     waiting = prefix_index.fingerprints("a", page)[0]
     assert waiting.turn_hashes[: len(chain.turn_hashes)] == chain.turn_hashes
-    slot = prefix_index.slot_map("b").reserve("turn", conversation, 0.0)
+    slot = prefix_index.slot_maps["b"].reserve("turn", conversation, 0.0)
     assert slot
     slot.fill(conversation, 400, turn.blocks)
     assert prefix_index.fingerprints("a", page) == {0: ConversationFingerprint((), chain.blocks)}
@@ -277,7 +277,7 @@ def test_a_forgotten_conversation_begins_anew_and_its_idle_slot_is_told() -> Non
     prefix_index = belief("a")
     asked = prompt("one")
     conversation = assign(prefix_index, upstream("a"), asked, 7)
-    slot_map = prefix_index.slot_map("a")
+    slot_map = prefix_index.slot_maps["a"]
     slot = slot_map.reserve("lease", conversation, 0.0)
     assert slot
     slot_map.release("lease", 1.0)

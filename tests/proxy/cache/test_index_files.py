@@ -34,7 +34,7 @@ def begun() -> PrefixIndex:
 
 
 def in_slot(index: PrefixIndex) -> None:
-    slot_map, conversation = index.slot_map("a"), index.look_up(FIRST, None).conversation
+    slot_map, conversation = index.slot_maps["a"], index.look_up(FIRST, None).conversation
     slot = slot_map.reserve(object(), None, 0.0)
     assert slot
     assert conversation
@@ -59,7 +59,7 @@ def test_an_instance_owns_what_its_host_cache_holds() -> None:
     index.register(replace(ONE, slots=1, token_bytes=1000, host_cache_bytes=1e6))
     index.assign(ONE, FIRST, None, CacheHint())
     in_slot(index)
-    slot_map = index.slot_map("a")
+    slot_map = index.slot_maps["a"]
     slot = slot_map.reserve(object(), None, 0.0)
     assert slot
     slot_map.mark_sent(slot, is_named=False, blocks=OTHER_FIRST.blocks)

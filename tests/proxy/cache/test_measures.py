@@ -9,10 +9,10 @@ def turn(measures: SlotFileMeasures, at_s: float, found: int) -> None:
 
 def test_saves_and_restores_are_measured_apart() -> None:
     measures = SlotFileMeasures()
-    measures.note_save(Transfer(1000, 10_000_000, 0.5))
-    measures.note_restore(Transfer(1000, 10_000_000, 0.01))
-    assert measures.save_s(10e6) > 0.3
-    assert measures.restore_s(10e6) < 0.05
+    measures.saves.note(Transfer(1000, 10_000_000, 0.5))
+    measures.restores.note(Transfer(1000, 10_000_000, 0.01))
+    assert measures.saves.duration_s(10e6) > 0.3
+    assert measures.restores.duration_s(10e6) < 0.05
 
 
 def test_a_return_shows_whether_its_cache_was_lost() -> None:
@@ -25,7 +25,7 @@ def test_a_return_shows_whether_its_cache_was_lost() -> None:
     for at_s in range(20, 40):
         turn(measures, at_s, found=350)
     assert 0.6 < measures.loss_p < 0.7
-    assert measures.return_p(1, 40) > 0.8
+    assert measures.returns.return_p(1, 40) > 0.8
 
 
 def test_what_engines_find_nothing_of_is_worth_little() -> None:

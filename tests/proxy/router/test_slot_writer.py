@@ -59,7 +59,7 @@ class Harness:
         self.index.register(self.upstream)
         instances = Instances(clock, route_by_speed=True)
         self.instance = instances.admit(self.upstream, self.index.bit("a"))
-        self.slot_map = self.index.slot_map("a")
+        self.slot_map = self.index.slot_maps["a"]
         saver = SlotSaver(self.index, ProxySettings(), self.disk, clock)
         self.writer = SlotWriter(self.index, saver, self.list_slots, clock)
         self.states = [SlotState(number, -1, 0, is_busy=False) for number in range(4)]
