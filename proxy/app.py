@@ -133,7 +133,7 @@ class App:
         yield from self._make_local_features(backend, estimator)
         yield forwarded
         yield ResponsesEndpoint(forwarded, ResponseStore(settings.stored_responses))
-        yield BatchTokenize(own, forwarded.answer_with)
+        yield BatchTokenize(own, forwarded.answer)
         if backend.dashboard and self.sessions:
             sessions, requests = (self.sessions, self._access), self.requests
             yield Dashboard(core, backend.dashboard, *sessions, requests, forwarded.chat)

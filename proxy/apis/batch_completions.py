@@ -17,7 +17,6 @@ import asyncio
 import functools
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -71,27 +70,40 @@ def read_batch(members: Mapping[str, Any], max_prompts: int) -> PromptBatch:
 
 def prompts_of(members: Mapping[str, Any], max_prompts: int) -> list[str]:
     """Return the prompts of a body; raises as `read_batch` does."""
-    prompts = members.get("prompts")
-    if not isinstance(prompts, list) or not all(isinstance(prompt, str) for prompt in prompts):
-        raise BadRequest("prompts must be a list of strings")
-    if not prompts:
-        raise BadRequest("Prompts array cannot be empty")
+    prompts = strings_of(
+        members, "prompts", max_prompts, "; or raise queue_size under [proxy.batch]"
+    )
     if not all(prompts):
         raise BadRequest(EMPTY_PROMPT)
-    if len(prompts) > max_prompts:
-        raise LimitExceeded(
-            f"prompts has {len(prompts)} entries, more than {max_prompts}; "
-            "send fewer, or raise queue_size under [proxy.batch]"
-        )
     return prompts
+
+
+def strings_of(members: Mapping[str, Any], name: str, limit: int, hint: str = "") -> list[str]:
+    """Return a list of 1 to `limit` strings; raises BadRequest, LimitExceeded."""
+    given = members.get(name)
+    if not isinstance(given, list) or not all(isinstance(text, str) for text in given):
+        raise BadRequest(f"{name} must be a list of strings")
+    if not given:
+        raise BadRequest(f"{name.capitalize()} array cannot be empty")
+    if len(given) > limit:
+        raise LimitExceeded(
+            f"{name} has {len(given)} entries, more than {limit}; send fewer at once{hint}"
+        )
+    return given
+
+
+def whole_number(members: Mapping[str, Any], name: str, default: int, least: int = 1) -> int:
+    """Return a number of `least` or more; raises BadRequest."""
+    value = members.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise BadRequest(f"{name} must be a whole number, {least} or more")
+    return value
 
 
 def _check_numbers(members: Mapping[str, Any]) -> None:
     # An engine generates one token even if the limit is 0.
-    for name, least in (("max_tokens", 1), ("top_k", 0)):
-        value = members.get(name, least)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise BadRequest(f"{name} must be a whole number, {least} or more")
+    whole_number(members, "max_tokens", _MAX_TOKENS)
+    whole_number(members, "top_k", 0, least=0)
     value = members.get("temperature", 0)
     if not isinstance(value, _NUMBER) or isinstance(value, bool):
         raise BadRequest("temperature must be a number")
@@ -101,31 +113,28 @@ def _check_numbers(members: Mapping[str, Any]) -> None:
         raise BadRequest("stop must be a list of strings")
 
 
-@dataclass(frozen=True, slots=True)
-class BatchResult:
-    index: int  # index of the prompt, from 0
-    token_ids: Sequence[int] = ()  # the generated tokens, including the one that ended the text
-    text: str = ""
-    num_generated: int = 0  # number of generated tokens
-    batched: bool = False  # whether the prompt began together with others
-    batch_size: int = 1  # number of prompts that began together; 1 for a prompt that ran alone
-    latency_ms: float = 0.0  # time from joining the queue to the complete answer
-    error: Mapping[str, Any] | None = None  # the reason if there is no answer
-
-    def encode(self) -> bytes:
-        members = asdict(self)
-        if self.error is None:
-            del members["error"]
-        return orjson.dumps(members)
+def generated_completion(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one completion; `token_ids` are the generated tokens, without the prompt's."""
+    return {
+        "token_ids": answer["tokens"],
+        "text": answer["content"],
+        "num_generated": len(answer["tokens"]),
+    }
 
 
-def result_of(index: int, answer: OwnAnswer, path: str) -> BatchResult:
-    """Return the result of a prompt; `path` is the endpoint that answered."""
+_NOTHING: Final = MappingProxyType({"tokens": (), "content": ""})
+
+
+def result_of(index: int, answer: OwnAnswer, path: str) -> dict[str, Any]:
+    """Return the result of the prompt with this index; `path` is the endpoint that answered.
+
+    If there is no answer, the member `error` has the reason.
+    """
     try:
         body = orjson.loads(answer.body)
         if answer.status >= 400:
-            return BatchResult(index, error=body["error"])
-        return BatchResult(index, body["tokens"], body["content"], len(body["tokens"]))
+            return {"index": index, **generated_completion(_NOTHING), "error": body["error"]}
+        return {"index": index, **generated_completion(body)}
     except (ValueError, LookupError, TypeError) as error:
         failure = UpstreamFailed(f"the answer to prompt {index} has another format: {error!r}")
         return result_of(index, refusal(path, failure), path)
@@ -152,9 +161,9 @@ class LinesWriter:
     async def begin(self) -> None:
         await self._response.begin(200, CIMultiDict({"Content-Type": LINES}))
 
-    async def add(self, result: BatchResult, _answer: OwnAnswer) -> None:
+    async def add(self, result: Mapping[str, Any], _answer: OwnAnswer) -> None:
         async with self._turn:
-            await self._response.write(result.encode() + b"\n")
+            await self._response.write(orjson.dumps(result) + b"\n")
 
     async def finish(self, stats: Mapping[str, object]) -> None:
         await self._response.finish(orjson.dumps({"stats": stats}) + b"\n")
@@ -175,13 +184,13 @@ class WholeWriter:
     async def begin(self) -> None:
         """Send nothing before the end."""
 
-    async def add(self, result: BatchResult, answer: OwnAnswer) -> None:
-        self._keep(result.index, result.encode())
-        if result.error:
-            self._failed[result.index] = answer
+    async def add(self, result: Mapping[str, Any], answer: OwnAnswer) -> None:
+        if "error" in result:
+            self._failed[result["index"]] = answer
+        self._keep(result["index"], result)
 
-    def _keep(self, index: int, encoded: bytes) -> None:
-        self._results[index] = encoded
+    def _keep(self, index: int, result: Mapping[str, Any]) -> None:
+        self._results[index] = encoded = orjson.dumps(result)
         self._size_bytes += len(encoded)
         if self._size_bytes > GATHERED_MAX_BYTES:
             raise UpstreamFailed(
@@ -203,11 +212,10 @@ class WholeWriter:
 class PlainWriter(WholeWriter):
     """Holds results with `token_ids`, `text` and `num_generated`, and sends no statistics."""
 
-    async def add(self, result: BatchResult, answer: OwnAnswer) -> None:
-        if result.error:
+    async def add(self, result: Mapping[str, Any], answer: OwnAnswer) -> None:
+        if "error" in result:
             raise BatchRefused(answer)
-        members = {name: getattr(result, name) for name in _PLAIN}
-        self._keep(result.index, orjson.dumps(members))
+        self._keep(result["index"], {name: result[name] for name in _PLAIN})
 
     async def finish(self, _stats: Mapping[str, object]) -> None:
         body = b'{"results":[%b]}' % self._join_results()
@@ -355,11 +363,12 @@ class _Run:
             )
         finally:
             has_lease.set()
-        result = replace(
-            result_of(index, answer, _ENGINE_PATH),
-            batched=turn.batch_size is not None,
-            batch_size=turn.batch_size or 1,
-            latency_ms=round((time.monotonic() - turn.joined_at_s) * 1000, 3),
-        )
-        self._total_tokens += result.num_generated
+        result = {
+            **result_of(index, answer, _ENGINE_PATH),
+            "batched": turn.batch_size is not None,  # whether it began together with others
+            "batch_size": turn.batch_size or 1,  # number of prompts that began together
+            # time from joining the queue to the complete answer
+            "latency_ms": round((time.monotonic() - turn.joined_at_s) * 1000, 3),
+        }
+        self._total_tokens += result["num_generated"]
         await self._writer.add(result, answer)

@@ -15,6 +15,7 @@ from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, Final
 
+import orjson
 from aiohttp import web
 
 from proxy.apis import generate as generate_module
@@ -25,11 +26,10 @@ from proxy.apis.llama_server import (
     NOTHING,
     PAGE_MAX_BYTES,
     ROUTER,
-    PropsPage,
     Remembered,
     Rewritten,
-    adapters_without_paths,
     router_page,
+    without_paths,
 )
 from proxy.auth.access import BATCH_COMPLETIONS
 from proxy.auth.api_keys import KEY, visible_client
@@ -40,7 +40,8 @@ from proxy.endpoints.feature import Core, Feature
 from proxy.errors import BadRequest, NotFound, NotLoaded, ProxyError, quote
 from proxy.forward.forward import Forward
 from proxy.forward.inspection import Explained
-from proxy.forward.response import ClientResponse
+from proxy.forward.response import ClientResponse, StreamTransform
+from proxy.http.api_formats import ApiFormat
 from proxy.http.body import Share
 from proxy.http.middleware import ACCESS_RECORD, PATH_ID, Routes, json_response
 from proxy.observe.record import CLIENT_GONE, InFlightRequest, OpenRequest
@@ -81,14 +82,14 @@ class ForwardedEndpoints(Feature):
         routes.add(llama_server.PROPS, get=self.props)
         routes.add(llama_server.LORA_ADAPTERS, get=self.lora_adapters)
         for path in ENDPOINTS["POST"]:
-            routes.add(path, post=functools.partial(self.answer_with, self.serve))
-        routes.add(BATCH_COMPLETIONS, post=functools.partial(self.answer_with, self._batches.serve))
+            routes.add(path, post=functools.partial(self.answer, self.serve))
+        routes.add(BATCH_COMPLETIONS, post=functools.partial(self.answer, self._batches.serve))
         generate = functools.partial(
             self._batches.serve,
             read_batch=generate_module.read_batch,
             make_writer=lambda _, response: PlainWriter(response),
         )
-        routes.add("/batch/generate", post=functools.partial(self.answer_with, generate))
+        routes.add("/batch/generate", post=functools.partial(self.answer, generate))
         for path, translate in TRANSLATED.items():
             routes.add(path, post=functools.partial(self._serve_translated, translate))
 
@@ -107,51 +108,53 @@ class ForwardedEndpoints(Feature):
     async def _props_of(
         self, request: web.BaseRequest, model: str, added: Mapping[str, object] = NOTHING
     ) -> web.StreamResponse:
-        props = PropsPage(added)
-        rewritten = Rewritten(props.rewrite, PAGE_MAX_BYTES)
-        answer = ClientResponse(request, request[ACCESS_RECORD], rewritten)
+        def rewrite(status: int, body: bytes) -> bytes:
+            page = without_paths(body)
+            if status != HTTPStatus.OK or not page.startswith(b"{"):
+                return page
+            known = [model_info.id for model_info in self._loader.models()]
+            self._remembered.keep(self._model_info(request, model), page, known)
+            return orjson.dumps({**orjson.loads(page), **added}) if added else page
+
         try:
-            response = await self.serve_answer(request, answer, self.serve)
+            return await self.answer(self.serve, request, Rewritten(rewrite, PAGE_MAX_BYTES))
         except NotLoaded:
             found = self._remembered.page(self._model_info(request, model), added)
             if found is None:
                 raise
-            answer.record.model = None  # our own pages are not counted
+            request[ACCESS_RECORD].model = None  # our own pages are not counted
             return found
-        if props.page:
-            known = [model.id for model in self._loader.models()]
-            self._remembered.keep(self._model_info(request, model), props.page, known)
-        return response
 
     def _model_info(self, request: web.BaseRequest, model: str) -> ModelInfo:
         """Return the current state of a model; raises UnknownModel if a reload removed it."""
         return ModelNames(client_models(self._loader, request)).resolve(model).model_info
 
     async def lora_adapters(self, request: web.BaseRequest) -> web.StreamResponse:
-        rewritten = Rewritten(lambda _, body: adapters_without_paths(body), PAGE_MAX_BYTES)
-        answer = ClientResponse(request, request[ACCESS_RECORD], rewritten)
-        return await self.serve_answer(request, answer, self.serve)
-
-    async def answer_with(self, serve: _Serve, request: web.BaseRequest) -> web.StreamResponse:
-        return await self.serve_answer(
-            request, ClientResponse(request, request[ACCESS_RECORD]), serve
-        )
+        shown = Rewritten(lambda _, body: without_paths(body), PAGE_MAX_BYTES)
+        return await self.answer(self.serve, request, shown)
 
     async def chat(self, request: web.BaseRequest) -> web.StreamResponse:
-        serve = functools.partial(self.serve, translation=_CHAT)
-        return await self.answer_with(serve, request)
+        return await self.answer(functools.partial(self.serve, translation=_CHAT), request)
 
     async def _serve_translated(
         self, translate: Translate, request: web.BaseRequest
     ) -> web.StreamResponse:
         translation, transform = translate()
-        answer = ClientResponse(request, request[ACCESS_RECORD], transform)
         serve = functools.partial(self.serve, translation=translation)
-        return await self.serve_answer(request, answer, serve)
+        return await self.answer(serve, request, transform)
 
-    async def serve_answer(
-        self, request: web.BaseRequest, answer: ClientResponse, serve: _Serve
+    async def answer(
+        self,
+        serve: _Serve,
+        request: web.BaseRequest,
+        *transforms: StreamTransform,
+        api: ApiFormat | None = None,
     ) -> web.StreamResponse:
+        """Answer a request with what `serve` sends, through `transforms`.
+
+        `api` is the format of the response; None for the one of the path.
+        """
+        answer = ClientResponse(request, request[ACCESS_RECORD], *transforms, api=api)
         try:
             client = client_of(request)
             answer.record.client, answer.record.path = client, request.path
@@ -289,7 +292,7 @@ class ResponsesEndpoint(Feature):
             routes.add(path + "/{id}", get=self.show, delete=self.delete)
 
     async def create(self, request: web.BaseRequest) -> web.StreamResponse:
-        return await self._forwarded.answer_with(self._serve, request)
+        return await self._forwarded.answer(self._serve, request)
 
     async def show(self, request: web.BaseRequest) -> web.Response:
         if request.query.get("stream") == "true":

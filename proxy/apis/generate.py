@@ -25,7 +25,10 @@ from proxy.apis.batch_completions import (
     EMPTY_PROMPT,
     BatchRefused,
     PromptBatch,
+    generated_completion,
     prompts_of,
+    strings_of,
+    whole_number,
     write_whole,
 )
 from proxy.apis.llama_server import Rewritten
@@ -34,7 +37,7 @@ from proxy.auth.api_keys import KEY
 from proxy.batches.own_requests import OwnAnswer, OwnRequests
 from proxy.common.headers import HOP
 from proxy.endpoints.feature import Core, Feature
-from proxy.errors import BadRequest, LimitExceeded, quote
+from proxy.errors import BadRequest, quote
 from proxy.forward.response import ClientResponse, EventTransform, StreamTransform
 from proxy.http.api_formats import named_event
 from proxy.http.body import Share, read_members
@@ -45,15 +48,6 @@ from proxy.request.request import Translation, client_of, named_model
 from proxy.settings import BatchConfig
 from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.http1 import members_of as event_members
-
-
-def generated_completion(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one completion; `token_ids` are the generated tokens, without the prompt's."""
-    return {
-        "token_ids": answer["tokens"],
-        "text": answer["content"],
-        "num_generated": len(answer["tokens"]),
-    }
 
 
 def token_list(answer: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,7 +119,7 @@ def _completion(members: Mapping[str, Any], *, is_stream: bool) -> dict[str, Any
         **passed,
         **with_model(given),
         # An engine generates one token even if the limit is 0.
-        "n_predict": _count(given, "max_tokens", MAX_TOKENS),
+        "n_predict": whole_number(given, "max_tokens", MAX_TOKENS),
         "stream": is_stream,
         "return_tokens": True,
     }
@@ -139,20 +133,13 @@ def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
         case "greedy":
             return {"temperature": 0}
         case "top_k":
-            k = _count(given, "top_k", TOP_K)
+            k = whole_number(given, "top_k", TOP_K)
             return {"temperature": temperature, "top_k": k, "top_p": 1, "min_p": 0}
         case "top_p":
             p = given.get("top_p", TOP_P)
             return {"temperature": temperature, "top_k": 0, "top_p": p, "min_p": 0}
         case other:
             raise BadRequest(f"Invalid strategy: {quote(str(other))}; it is greedy, top_k or top_p")
-
-
-def _count(given: Mapping[str, Any], name: str, default: int) -> int:
-    value = given.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise BadRequest(f"the member {name} must be a whole number, 1 or more")
-    return value
 
 
 _COMPLETION: Final = "/completion"
@@ -162,13 +149,24 @@ TOKENIZE: Final = "/tokenize"
 Translate = Callable[[], tuple[Translation, StreamTransform]]
 
 
-def translate_generate() -> tuple[Translation, StreamTransform]:
-    def rewrite(status: int, body: bytes) -> bytes:
-        is_ok = status == HTTPStatus.OK
-        return orjson.dumps(generated_completion(orjson.loads(body))) if is_ok else body
+def _rewrite(shape: Callable[[Any], Mapping[str, Any]]) -> Callable[[int, bytes], bytes]:
+    """Return what rewrites a successful answer with `shape`."""
 
-    translation = Translation(_COMPLETION, EndpointKind.LLAMA_COMPLETION, _single_completion)
-    return translation, Rewritten(rewrite)
+    def rewrite(status: int, body: bytes) -> bytes:
+        return orjson.dumps(shape(orjson.loads(body))) if status == HTTPStatus.OK else body
+
+    return rewrite
+
+
+def translate_generate() -> tuple[Translation, StreamTransform]:
+    members = functools.partial(completion_of, is_stream=False)
+    translation = Translation(_COMPLETION, EndpointKind.LLAMA_COMPLETION, members)
+    return translation, Rewritten(_rewrite(generated_completion))
+
+
+def translate_stream() -> tuple[Translation, StreamTransform]:
+    members = functools.partial(completion_of, is_stream=True)
+    return Translation(_COMPLETION, EndpointKind.LLAMA_COMPLETION, members), TokenEvents()
 
 
 def translate_tokenize() -> tuple[Translation, StreamTransform]:
@@ -180,15 +178,9 @@ def translate_tokenize() -> tuple[Translation, StreamTransform]:
         has_text = "text" in members and "content" not in members
         return tokenize_members(members, members["text"]) if has_text else members
 
-    def rewrite(status: int, body: bytes) -> bytes:
-        is_ours = has_text and status == HTTPStatus.OK
-        return orjson.dumps(token_list(orjson.loads(body))) if is_ours else body
-
-    return Translation(TOKENIZE, EndpointKind.INFO, members_for_engine), Rewritten(rewrite)
-
-
-def translate_stream() -> tuple[Translation, StreamTransform]:
-    return Translation(_COMPLETION, EndpointKind.LLAMA_COMPLETION, _stream), TokenEvents()
+    rewrite = _rewrite(token_list)
+    rewritten = Rewritten(lambda status, body: rewrite(status, body) if has_text else body)
+    return Translation(TOKENIZE, EndpointKind.INFO, members_for_engine), rewritten
 
 
 def tokenize_members(members: Mapping[str, Any], text: object) -> dict[str, Any]:
@@ -196,14 +188,6 @@ def tokenize_members(members: Mapping[str, Any], text: object) -> dict[str, Any]
     if not isinstance(text, str):
         raise BadRequest("a text must be a string")
     return {**with_model(members), "content": text}
-
-
-def _single_completion(members: dict[str, Any]) -> dict[str, Any]:
-    return completion_of(members, is_stream=False)
-
-
-def _stream(members: dict[str, Any]) -> dict[str, Any]:
-    return completion_of(members, is_stream=True)
 
 
 TRANSLATED: Final[Mapping[str, Translate]] = MappingProxyType(
@@ -235,7 +219,11 @@ class BatchTokenize(Feature):
         self, request: web.BaseRequest, response: ClientResponse, share: Share, names: ModelNames
     ) -> None:
         """Answer a request; if one text fails, its error is the response."""
-        bodies = await _read(request, share, names)
+        members = await read_members(request, share)
+        model = names.resolve(named_model(with_model(members)) or request.query.get("model"))
+        shared = {"model": model.model_info.id}
+        texts = strings_of(members, "texts", _TEXTS_MAX)
+        bodies = [tokenize_members(shared, text) for text in texts]
         send = functools.partial(
             self._own.answer,
             TOKENIZE,
@@ -272,26 +260,6 @@ async def _all(
     except BaseExceptionGroup as failed:
         raise failed.exceptions[0] from None  # without the task group around it
     return [task.result() for task in tasks]
-
-
-async def _read(request: web.BaseRequest, share: Share, names: ModelNames) -> list[dict[str, Any]]:
-    members = await read_members(request, share)
-    model = names.resolve(named_model(with_model(members)) or request.query.get("model"))
-    shared = {"model": model.model_info.id}
-    return [tokenize_members(shared, text) for text in _texts(members)]
-
-
-def _texts(members: Mapping[str, Any]) -> list[object]:
-    texts = members.get("texts")
-    if not isinstance(texts, list):
-        raise BadRequest("the member texts must be a list of strings")
-    if not texts:
-        raise BadRequest("Texts array cannot be empty")
-    if len(texts) > _TEXTS_MAX:
-        raise LimitExceeded(
-            f"texts has {len(texts)} entries, more than {_TEXTS_MAX}; send fewer at once"
-        )
-    return texts
 
 
 class EngineEndpoints(Feature):

@@ -25,9 +25,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import PurePosixPath, PureWindowsPath
 from types import MappingProxyType
@@ -44,7 +43,7 @@ from proxy.errors import BadRequest, Draining, Forbidden, NotLoaded, ProxyError,
 from proxy.forward.node_request import for_node
 from proxy.forward.response import StreamTransform
 from proxy.forward.upstream_errors import reclassify_error
-from proxy.http.api_formats import OPENAI
+from proxy.http.api_formats import OPENAI, data_event
 from proxy.http.body import check_complexity, members_of, read_body, read_members
 from proxy.http.middleware import Routes, json_response
 from proxy.observe.record import InFlightRequest
@@ -111,24 +110,6 @@ class Remembered:
         return web.Response(body=orjson.dumps({**members, **added}), headers=headers)
 
 
-class PropsPage:
-    """Removes paths from a page and adds the members `added`.
-
-    `page` is the body without the added members if the request succeeded, else None.
-    """
-
-    def __init__(self, added: Mapping[str, object] = NOTHING) -> None:
-        self._added = added
-        self.page: bytes | None = None
-
-    def rewrite(self, status: int, body: bytes) -> bytes:
-        shown = props_without_paths(body)
-        if status != web.HTTPOk.status_code or not shown.startswith(b"{"):
-            return shown
-        self.page = shown
-        return orjson.dumps({**orjson.loads(shown), **self._added}) if self._added else shown
-
-
 def router_page(models: int) -> dict[str, object]:
     """Return `/props` of the router for this number of models, with llama-server's own members.
 
@@ -146,38 +127,22 @@ def router_page(models: int) -> dict[str, object]:
     }
 
 
-def props_without_paths(body: bytes) -> bytes:
-    """Reduce `model_path` to the name of the file."""
-    try:
-        members = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return body
-    if not isinstance(members, dict) or not isinstance(members.get("model_path"), str):
-        return body
-    return orjson.dumps({**members, "model_path": file_name(members["model_path"])})
-
-
-def file_name(path: str) -> str:
-    return PurePosixPath(PureWindowsPath(path).name).name
-
-
 LORA_ADAPTERS: Final = "/lora-adapters"
 
 
-def adapters_without_paths(body: bytes) -> bytes:
+def without_paths(body: bytes) -> bytes:
+    """Reduce `model_path` of a page, and `path` of each adapter in a list, to the file's name."""
     try:
-        adapters = orjson.loads(body)
+        page = orjson.loads(body)
     except orjson.JSONDecodeError:
         return body
-    if not isinstance(adapters, list):
-        return body
-    return orjson.dumps([_without_path(adapter) for adapter in adapters])
-
-
-def _without_path(adapter: object) -> object:
-    if isinstance(adapter, dict) and isinstance(adapter.get("path"), str):
-        return {**adapter, "path": file_name(adapter["path"])}
-    return adapter
+    entries, name = (page, "path") if isinstance(page, list) else ([page], "model_path")
+    found = [
+        entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get(name), str)
+    ]
+    for entry in found:
+        entry[name] = PurePosixPath(PureWindowsPath(entry[name]).name).name
+    return orjson.dumps(page) if found else body
 
 
 Event = Mapping[str, object]
@@ -187,26 +152,8 @@ _STAGE: Final = "text_model"
 _FAILED_CODE: Final = 1
 
 
-@dataclass(frozen=True, slots=True)
-class ShownState:
-    """The state of a model as clients see it."""
-
-    status: str  # llama-server's name of the state
-    is_failed: bool = False
-    # progress of its load, 0 to 1; None if it does not load, or that is not known
-    progress: float | None = None
-    # the model that a client gets once it is loaded
-    model_info: ModelInfo | None = field(default=None, compare=False)
-
-
-def shown_state(model_info: ModelInfo) -> ShownState:
-    if model_info.state == "failed":
-        return ShownState("unloaded", is_failed=True)
-    return ShownState(model_info.state, progress=model_info.load_progress, model_info=model_info)
-
-
 def events_between(
-    before: Mapping[str, ShownState], after: Mapping[str, ShownState]
+    before: Mapping[str, ModelInfo], after: Mapping[str, ModelInfo]
 ) -> Iterator[Event]:
     """Yield the events that bring a client from `before` to `after`; both are by model."""
     for model in before.keys() - after.keys():
@@ -214,22 +161,21 @@ def events_between(
     if after.keys() - before.keys():
         yield {"model": "*", "event": "models_reload"}
     for model, now in after.items():
-        if before.get(model, now) != now:
+        was = before.get(model, now)
+        if (was.state, was.load_progress) != (now.state, now.load_progress):
             yield {"model": model, "event": "status_change", "data": _data(now)}
 
 
-def event_text(event: Event) -> bytes:
-    return b"data: " + orjson.dumps(event) + b"\n\n"
-
-
-def _data(now: ShownState) -> dict[str, object]:
-    data: dict[str, object] = {"status": now.status}
-    if now.status == "unloaded":
-        data["exit_code"] = _FAILED_CODE if now.is_failed else 0
-    if now.status == "loaded" and now.model_info:
-        data["info"] = model_json(now.model_info)
-    if now.progress is not None:
-        data["progress"] = {"stages": [_STAGE], "current": _STAGE, "value": now.progress}
+def _data(model_info: ModelInfo) -> dict[str, object]:
+    is_failed = model_info.state == "failed"
+    data: dict[str, object] = {"status": "unloaded" if is_failed else model_info.state}
+    if data["status"] == "unloaded":
+        data["exit_code"] = _FAILED_CODE if is_failed else 0
+    elif model_info.state == "loaded":
+        data["info"] = model_json(model_info)
+    if model_info.load_progress is not None and not is_failed:
+        progress = {"stages": [_STAGE], "current": _STAGE, "value": model_info.load_progress}
+        data["progress"] = progress
     return data
 
 
@@ -308,7 +254,7 @@ class ModelControlEndpoints(Feature):
 
     async def _send_events(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
         with self._control.changes() as changed:
-            before = self._shown_states(request)
+            before = self._models(request)
             await response.prepare(request)
             while True:
                 with suppress(TimeoutError):
@@ -316,8 +262,8 @@ class ModelControlEndpoints(Feature):
                         await changed.wait()
                 is_changed = changed.is_set()
                 changed.clear()
-                after = self._shown_states(request)
-                text = b"".join(map(event_text, events_between(before, after)))
+                after = self._models(request)
+                text = b"".join(map(data_event, events_between(before, after)))
                 before = after
                 if text or not is_changed:
                     await response.write(text or _PING)
@@ -338,8 +284,8 @@ class ModelControlEndpoints(Feature):
             raise BadRequest(f"{model} is a model of another machine; load and unload it there")
         return found.local_only or found
 
-    def _shown_states(self, request: web.BaseRequest) -> dict[str, ShownState]:
-        return {model.id: shown_state(model) for model in client_models(self._loader, request)}
+    def _models(self, request: web.BaseRequest) -> dict[str, ModelInfo]:
+        return {model.id: model for model in client_models(self._loader, request)}
 
 
 COMPLETION_CONTROL: Final = "/v1/chat/completions/control"
@@ -369,32 +315,21 @@ class ControlEndpoint(Feature):
             await check_complexity(body, share)
             name = named_model(members_of(body)) or request.query.get("model")
             model = client_names(self._core.loader, request).resolve(name).model_info.id
-            answers = await self._send(self._upstreams(model), body)
+            instances = self._core.router.instances()
+            upstreams = [it.upstream for it in instances if it.upstream.model == model]
+            if not upstreams:
+                raise NotLoaded(f"{model} is not loaded, so it generates no completion")
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._fetch(upstream, body)) for upstream in upstreams]
+        results = [task.result() for task in tasks]
+        answers = [result for result in results if isinstance(result, FetchedBody)]
+        if not answers:
+            raise next(result for result in results if isinstance(result, ProxyError))
         answer = first_successful(answers)
         status, body = reclassify_error(answer.status, answer.body)
         if status >= HTTPStatus.BAD_REQUEST:
             body = OPENAI.engine_error(status, body)
         return web.Response(body=body, status=status, headers={"Content-Type": JSON})
-
-    def _upstreams(self, model: str) -> list[Upstream]:
-        found = [
-            instance.upstream
-            for instance in self._core.router.instances()
-            if instance.upstream.model == model
-        ]
-        if not found:
-            raise NotLoaded(f"{model} is not loaded, so it generates no completion")
-        return found
-
-    async def _send(self, upstreams: Sequence[Upstream], body: bytes) -> list[FetchedBody]:
-        """Send to all at once; raises the error of one instance if none answers."""
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._fetch(upstream, body)) for upstream in upstreams]
-        results = [task.result() for task in tasks]
-        answers = [result for result in results if isinstance(result, FetchedBody)]
-        if not answers:
-            raise next(result for result in results if isinstance(result, ProxyError))
-        return answers
 
     async def _fetch(self, upstream: Upstream, body: bytes) -> FetchedBody | ProxyError:
         headers = CIMultiDict({"Content-Type": "application/json"})
@@ -409,9 +344,8 @@ class ControlEndpoint(Feature):
             return error
 
 
-def first_successful(answers: Iterable[FetchedBody]) -> FetchedBody:
-    found = list(answers)
-    return next((result for result in found if _is_success(result)), found[0])
+def first_successful(answers: Sequence[FetchedBody]) -> FetchedBody:
+    return next(filter(_is_success, answers), answers[0])
 
 
 def _is_success(answer: FetchedBody) -> bool:

@@ -46,7 +46,7 @@ from proxy.errors import BadRequest, Forbidden, NotServed, ProxyError
 from proxy.forward.response import ClientResponse
 from proxy.http.api_formats import LINES, OLLAMA
 from proxy.http.body import Share, check_complexity, members_of, read_body, read_members
-from proxy.http.middleware import ACCESS_RECORD, Routes, json_response
+from proxy.http.middleware import Routes, json_response
 from proxy.request.models import (
     ModelDetails,
     ModelInfo,
@@ -367,10 +367,9 @@ class OllamaEndpoints(Feature):
         self, new_answer: Callable[[], OllamaAnswer], translate: Translate, request: web.BaseRequest
     ) -> web.StreamResponse:
         answer = new_answer()
-        api = replace(OLLAMA, ping=answer.ping)
-        response = ClientResponse(request, request[ACCESS_RECORD], api=api)
         serve = functools.partial(self._serve, translate, answer)
-        return await self._forwarded.serve_answer(request, response, serve)
+        api = replace(OLLAMA, ping=answer.ping)
+        return await self._forwarded.answer(serve, request, api=api)
 
     async def _serve(
         self,

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from proxy.apis.generate import TokenEvents, generated_completion, token_list
+from proxy.apis.batch_completions import generated_completion
+from proxy.apis.generate import TokenEvents, token_list
 from proxy.upstream.http1 import InvalidEvent
 
 WHOLE = {"content": "bc", "tokens": [7, 8], "stop": True, "tokens_predicted": 2}

@@ -4,16 +4,17 @@ from dataclasses import replace
 
 from support.proxy_harness import model_info
 
-from proxy.apis.llama_server import ShownState, event_text, events_between, shown_state
+from proxy.apis.llama_server import events_between
+
+LOADED = model_info("a")
+UNLOADED = model_info("a", "unloaded")
+LOADING = replace(model_info("a", "loading"), load_progress=0.5)
+FAILED = replace(model_info("a", "failed"), load_progress=0.5)
 
 
 def test_a_change_is_an_event_with_the_new_state() -> None:
-    before = {"a": ShownState("unloaded"), "b": ShownState("loaded"), "c": ShownState("loaded")}
-    after = {
-        "a": ShownState("loading", progress=0.5),
-        "b": ShownState("unloaded", is_failed=True),
-        "c": ShownState("unloaded"),
-    }
+    before = {"a": UNLOADED, "b": LOADED, "c": LOADED}
+    after = {"a": LOADING, "b": FAILED, "c": UNLOADED}
     progress = {"stages": ["text_model"], "current": "text_model", "value": 0.5}
     assert list(events_between(before, after)) == [
         {
@@ -28,7 +29,7 @@ def test_a_change_is_an_event_with_the_new_state() -> None:
 
 
 def test_a_loaded_model_is_described() -> None:
-    (event,) = events_between({"a": ShownState("loading")}, {"a": shown_state(model_info("a"))})
+    (event,) = events_between({"a": LOADING}, {"a": LOADED})
     data = event["data"]
     assert isinstance(data, dict)
     assert (data["status"], data["info"]["id"], data["info"]["meta"]["n_ctx"]) == (
@@ -38,18 +39,12 @@ def test_a_loaded_model_is_described() -> None:
     )
 
 
+def test_other_facts_of_a_model_are_no_change() -> None:
+    assert list(events_between({"a": LOADED}, {"a": replace(LOADED, context_length=1)})) == []
+
+
 def test_models_that_come_and_go_are_events() -> None:
-    assert list(events_between({"a": ShownState("loaded")}, {"b": ShownState("loading")})) == [
+    assert list(events_between({"a": LOADED}, {"b": LOADING})) == [
         {"model": "a", "event": "model_remove"},
         {"model": "*", "event": "models_reload"},
     ]
-
-
-def test_a_failed_model_is_unloaded() -> None:
-    assert shown_state(model_info("a", "failed")) == ShownState("unloaded", is_failed=True)
-    loading = replace(model_info("a", "loading"), load_progress=0.25)
-    assert shown_state(loading) == ShownState("loading", progress=0.25)
-
-
-def test_an_event_is_one_line_of_data() -> None:
-    assert event_text({"model": "a\n"}) == b'data: {"model":"a\\n"}\n\n'

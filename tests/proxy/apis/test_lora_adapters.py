@@ -2,11 +2,8 @@
 
 import json
 
-import pytest
 from support.proxy_harness import ProxyHarness, model_info
 from support.upstream import Call
-
-from proxy.apis.llama_server import adapters_without_paths
 
 
 async def say_adapters(call: Call) -> None:
@@ -26,8 +23,3 @@ async def test_looking_does_not_load(proxy: ProxyHarness) -> None:
     async with proxy.http.get("/lora-adapters") as response:
         assert (response.status, (await response.json())["error"]["code"]) == (503, "not_loaded")
     assert not proxy.loader.began.is_set()
-
-
-@pytest.mark.parametrize("body", [b"", b"x", b"{}", b"[]", b"[1]", b'[{"path":null}]'])
-def test_what_is_no_such_list_stays_as_it_is(body: bytes) -> None:
-    assert adapters_without_paths(body) == body

@@ -10,7 +10,7 @@ from support.corral_cli import PATIENCE_S
 from support.proxy_harness import ProxyHarness, model_info
 from support.upstream import Call
 
-from proxy.apis.llama_server import Remembered, props_without_paths
+from proxy.apis.llama_server import Remembered, without_paths
 
 PAGE = {"model_path": "/home/me/models/chat.gguf", "total_slots": 2, "is_sleeping": False}
 
@@ -133,10 +133,12 @@ def test_models_that_are_gone_are_forgotten() -> None:
     assert remembered.page(model_info("b")) is not None
 
 
-@pytest.mark.parametrize("body", [b"", b"x", b"[]", b'{"model_path":null}', b'{"a":1}'])
-def test_what_is_no_such_page_stays_as_it_is(body: bytes) -> None:
-    assert props_without_paths(body) == body
+@pytest.mark.parametrize(
+    "body", [b"", b"x", b"[1]", b'[{"path":null}]', b"{}", b'{"model_path":null}']
+)
+def test_what_has_no_path_stays_as_it_is(body: bytes) -> None:
+    assert without_paths(body) == body
 
 
 def test_a_path_of_windows_is_a_path_too() -> None:
-    assert props_without_paths(b'{"model_path":"C:\\\\m\\\\a.gguf"}') == b'{"model_path":"a.gguf"}'
+    assert without_paths(b'{"model_path":"C:\\\\m\\\\a.gguf"}') == b'{"model_path":"a.gguf"}'

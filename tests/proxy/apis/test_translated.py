@@ -130,7 +130,7 @@ async def test_texts_are_tokenized(real: ProxyHarness) -> None:
     [
         ([], "Texts array cannot be empty"),
         (None, "must be a list"),
-        (["a", 1], "must be a string"),
+        (["a", 1], "must be a list of strings"),
         (["a"] * 1025, "more than 1024"),
     ],
     ids=["none", "missing", "number", "many"],
