@@ -135,14 +135,16 @@ async def test_json_mode_gives_an_object_without_a_schema_too(
     """The engine alone lets any text pass."""
     proxy.router.admit(engines.upstream(formatting, 1))
     json_mode = {"type": "json_object", **more}
-    chat = {"messages": HELLO, "max_tokens": 8, "response_format": json_mode}
-    response = {"input": "hello", "max_output_tokens": 16, "text": {"format": json_mode}}
+    greedy = {"temperature": 0}
+    chat = {"messages": HELLO, "max_tokens": 8, "response_format": json_mode, **greedy}
+    text = {"format": json_mode}
+    response = {"input": "hello", "max_output_tokens": 16, "text": text, **greedy}
     async with proxy.http.post("/v1/chat/completions", json=chat) as answer:
         assert answer.status == 200, await answer.text()
         said = (await answer.json())["choices"][0]["message"]["content"]
     async with proxy.http.post("/v1/responses", json=response) as answer:
         written = (await answer.json())["output"][-1]["content"][0]["text"]
-    assert (said.lstrip()[:1], written.lstrip()[:1]) == ("{", "{")
+    assert (said.lstrip()[:1], written.lstrip()[:1]) == ("{", "{"), (said, written)
 
 
 async def test_json_mode_keeps_the_schema_or_the_grammar_of_a_request(
