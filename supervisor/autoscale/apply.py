@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from proxy.common.background_tasks import FAILURES
-from supervisor.autoscale.slots import AdaptedValues, Change, Decider, ModelView
+from supervisor.autoscale.slots import Change, Decider, ModelView
 from supervisor.engine.states import State
 from supervisor.errors import CorralError
 from supervisor.events import Emit, Part
@@ -32,40 +32,113 @@ if TYPE_CHECKING:
     from proxy.router.router import Router
 
 
-class BasePlans:
-    """The plans of models without adapted values, made once per run."""
-
-    def __init__(self) -> None:
-        self._plans: dict[str, tuple[Plan, Plan | None]] = {}  # with the plan that runs
-
-    def plan_of(self, planner: LaunchPlanner, model: str, runs: Plan) -> Plan | None:
-        """Return the plan as measured when `runs` began; None if it cannot be planned."""
-        if model not in self._plans or self._plans[model][0] is not runs:
-            base: Plan | None = None
-            with suppress(CorralError):  # its next start reports the error
-                base = planner.adapting(model, {}).plan(model)
-            self._plans[model] = runs, base
-        return self._plans[model][1]
+def merge_changes(adapted: SettingsByFlag, changes: Iterable[Change]) -> SettingsByFlag:
+    after = dict(adapted)
+    for change in changes:
+        after.pop(change.key, None)
+        if change.to is not None:
+            after[change.key] = change.to
+    return after
 
 
-class ChangeApplier:
-    """Applies changes to models of a fleet; `adapted` gets the applied values."""
+def _plans(planner: LaunchPlanner, places: Iterable[ReplicaId]) -> list[Plan]:
+    return [planner.plan_at(place) for place in places]
 
-    def __init__(
+
+def _runs(replica: Replica, plan: Plan) -> bool:
+    before = replica.plan
+    return before is not None and before.memory_inputs.chosen == plan.memory_inputs.chosen
+
+
+_SAMPLE_S: Final = 5.0
+_RETRY_FIRST_S: Final = 60.0
+_RETRY_MAX_S: Final = 3600.0
+_ENDED: Final = frozenset({State.STOPPED, State.BACKOFF, State.FAILED})
+
+
+class AdaptiveController(Part):
+    """Applies the deciders' changes to loaded models; replaces nothing if `is_memory_wanted`.
+
+    `adapted` gets the applied values by model.
+    """
+
+    task = "adaptive"
+    serves_until = "drain"
+
+    def __init__(  # noqa: PLR0913 (independent collaborators)
         self,
         fleet: Fleet,
+        router: Router,
         replacer: Replacer,
         memory_usage: MemoryUsage,
-        adapted: AdaptedValues,
+        *,
+        adapted: dict[str, SettingsByFlag],
         emit: Emit,
+        deciders: Sequence[Decider],
+        is_memory_wanted: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._fleet = fleet
+        self._router = router
         self._replacer = replacer
         self._memory_usage = memory_usage
         self._adapted = adapted
         self._emit = emit
+        self._deciders = deciders
+        self._is_memory_wanted = is_memory_wanted
+        self._clock = clock
+        self._planner: LaunchPlanner | None = None
+        # The plan that runs and the one without adapted values, made once per run; None if there
+        # is no such plan.
+        self._bases: dict[str, tuple[Plan, Plan | None]] = {}
+        # The number of failures of each model, and the earliest time of its next change.
+        self._retries: dict[str, tuple[int, float]] = {}
+        self._applying: asyncio.Task[None] | None = None
 
-    async def apply(self, name: str, changes: Sequence[Change]) -> str | None:
+    async def serve(self) -> None:
+        """Sample and change until cancelled, which also cancels a running replacement."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await asyncio.sleep(self._sample_s())
+                wanted = self.sample()
+                if wanted and (self._applying is None or self._applying.done()):
+                    self._applying = group.create_task(self.change(*wanted), name="adapt")
+
+    async def change(self, view: ModelView, changes: Sequence[Change]) -> None:
+        try:
+            problem = await self._apply(view.name, changes)
+        except Exception as error:  # noqa: BLE001 (a task of the daemon outlives any failure)
+            FAILURES.note("adaptive", error)
+            problem = repr(error)
+        if problem is None:
+            # A replacement loses the prompts of busy slots, so the next one has to wait.
+            calm_s = view.settings.slots.queued_s
+            self._retries[view.name] = 0, self._clock() + calm_s
+        else:
+            self._note_failure(view, changes, problem)
+
+    def _note_failure(self, view: ModelView, changes: Sequence[Change], problem: str) -> None:
+        """Try again later, after growing pauses."""
+        before, at_s = self._retries.get(view.name, (0, float("-inf")))
+        failures = before + 1 if self._clock() - at_s < _RETRY_MAX_S else 1
+        retry_in_s = min(_RETRY_MAX_S, _RETRY_FIRST_S * 2 ** (failures - 1))
+        self._retries[view.name] = failures, self._clock() + retry_in_s
+        for change in changes:
+            self._emit(
+                "model.adapt_failed",
+                model=view.name,
+                key=change.key,
+                before=view.plan.memory_inputs.chosen.get(change.key),
+                after=change.to.value
+                if change.to
+                else view.base.memory_inputs.chosen.get(change.key),
+                reason=problem,
+                retry_in_s=retry_in_s,
+            )
+
+    # Changes.
+
+    async def _apply(self, name: str, changes: Sequence[Change]) -> str | None:
         """Apply changes; return why not, or None. Not during a reload: they may be obsolete."""
         if self._replacer.lock.locked():
             return None
@@ -73,7 +146,7 @@ class ChangeApplier:
             model = self._fleet.models.get(name)
             if model is None or not model.is_configured:
                 return None
-            to = merge_changes(self._adapted.values_of(name), changes)
+            to = merge_changes(self._adapted.get(name, {}), changes)
             planner, replicas = self._fleet.planner.adapting(name, to), model.replicas
             try:
                 plans = await asyncio.to_thread(
@@ -83,7 +156,7 @@ class ChangeApplier:
                 return error.message
             planned = [*zip(replicas, plans, strict=True)]
             if all(_runs(old, plan) for old, plan in planned):
-                self._adapted.set(name, plans[0].adapted)
+                self._adapted[name] = plans[0].adapted
                 return "memory does not hold more" if changes else None
             return await self._replace_all(changes, planner, planned)
 
@@ -122,7 +195,7 @@ class ChangeApplier:
         return f"memory does not hold a successor beside {old.name}" if is_wanted else ""
 
     def _commit(self, changes: Iterable[Change], old: Replica, plan: Plan) -> None:
-        self._adapted.set(plan.model, plan.adapted)
+        self._adapted[plan.model] = plan.adapted
         before = old.plan.memory_inputs.chosen if old.plan else {}
         after = plan.memory_inputs.chosen
         for change in changes:
@@ -133,104 +206,6 @@ class ChangeApplier:
                 before=before.get(change.key),
                 after=after.get(change.key),
                 reason=change.reason,
-            )
-
-
-def merge_changes(adapted: SettingsByFlag, changes: Iterable[Change]) -> SettingsByFlag:
-    after = dict(adapted)
-    for change in changes:
-        after.pop(change.key, None)
-        if change.to is not None:
-            after[change.key] = change.to
-    return after
-
-
-def _plans(planner: LaunchPlanner, places: Iterable[ReplicaId]) -> list[Plan]:
-    return [planner.plan_at(place) for place in places]
-
-
-def _runs(replica: Replica, plan: Plan) -> bool:
-    before = replica.plan
-    return before is not None and before.memory_inputs.chosen == plan.memory_inputs.chosen
-
-
-_SAMPLE_S: Final = 5.0
-_RETRY_FIRST_S: Final = 60.0
-_RETRY_MAX_S: Final = 3600.0
-_ENDED: Final = frozenset({State.STOPPED, State.BACKOFF, State.FAILED})
-
-
-class AdaptiveController(Part):
-    """Applies the deciders' changes to loaded models; replaces nothing if `is_memory_wanted`."""
-
-    task = "adaptive"
-    serves_until = "drain"
-
-    def __init__(  # noqa: PLR0913 (independent collaborators)
-        self,
-        fleet: Fleet,
-        router: Router,
-        applier: ChangeApplier,
-        adapted: AdaptedValues,
-        emit: Emit,
-        deciders: Sequence[Decider],
-        *,
-        is_memory_wanted: Callable[[], bool],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._fleet = fleet
-        self._router = router
-        self._applier = applier
-        self._adapted = adapted
-        self._emit = emit
-        self._deciders = deciders
-        self._is_memory_wanted = is_memory_wanted
-        self._clock = clock
-        self._planner: LaunchPlanner | None = None
-        self._bases = BasePlans()
-        # The number of failures of each model, and the earliest time of its next change.
-        self._retries: dict[str, tuple[int, float]] = {}
-        self._applying: asyncio.Task[None] | None = None
-
-    async def serve(self) -> None:
-        """Sample and change until cancelled, which also cancels a running replacement."""
-        async with asyncio.TaskGroup() as group:
-            while True:
-                await asyncio.sleep(self._sample_s())
-                wanted = self.sample()
-                if wanted and (self._applying is None or self._applying.done()):
-                    self._applying = group.create_task(self.change(*wanted), name="adapt")
-
-    async def change(self, view: ModelView, changes: Sequence[Change]) -> None:
-        try:
-            problem = await self._applier.apply(view.name, changes)
-        except Exception as error:  # noqa: BLE001 (a task of the daemon outlives any failure)
-            FAILURES.note("adaptive", error)
-            problem = repr(error)
-        if problem is None:
-            # A replacement loses the prompts of busy slots, so the next one has to wait.
-            calm_s = view.settings.slots.queued_s
-            self._retries[view.name] = 0, self._clock() + calm_s
-        else:
-            self._note_failure(view, changes, problem)
-
-    def _note_failure(self, view: ModelView, changes: Sequence[Change], problem: str) -> None:
-        """Try again later, after growing pauses."""
-        before, at_s = self._retries.get(view.name, (0, float("-inf")))
-        failures = before + 1 if self._clock() - at_s < _RETRY_MAX_S else 1
-        retry_in_s = min(_RETRY_MAX_S, _RETRY_FIRST_S * 2 ** (failures - 1))
-        self._retries[view.name] = failures, self._clock() + retry_in_s
-        for change in changes:
-            self._emit(
-                "model.adapt_failed",
-                model=view.name,
-                key=change.key,
-                before=view.plan.memory_inputs.chosen.get(change.key),
-                after=change.to.value
-                if change.to
-                else view.base.memory_inputs.chosen.get(change.key),
-                reason=problem,
-                retry_in_s=retry_in_s,
             )
 
     # Decisions. Nothing here waits.
@@ -263,13 +238,13 @@ class AdaptiveController(Part):
     def _forget(self) -> None:
         """Drop the adapted values of models that were unloaded or whose instance failed."""
         if self._planner is not self._fleet.planner:
-            self._planner, self._bases, self._retries = self._fleet.planner, BasePlans(), {}
-        for name in self._adapted.models():
+            self._planner, self._bases, self._retries = self._fleet.planner, {}, {}
+        for name in tuple(self._adapted):
             model = self._fleet.models.get(name)
             if model is None or any(
                 (replica.instance.snapshot().state in _ENDED) for replica in model.replicas
             ):
-                self._adapted.set(name, {})
+                del self._adapted[name]
 
     def _view(self, model: Model) -> ModelView | None:
         name, replicas = model.entry.name, model.replicas
@@ -279,7 +254,7 @@ class AdaptiveController(Part):
             if replicas and all(snapshot.state is State.READY for snapshot in snapshots)
             else None
         )
-        base = self._bases.plan_of(self._fleet.planner, name, plan) if plan else None
+        base = self._base_plan(name, plan) if plan else None
         if plan is None or base is None:
             return None
         demand = self._router.demand(name)
@@ -294,6 +269,14 @@ class AdaptiveController(Part):
             settings=self._fleet.planner.model_settings(name),
         )
 
+    def _base_plan(self, model: str, runs: Plan) -> Plan | None:
+        if model not in self._bases or self._bases[model][0] is not runs:
+            base: Plan | None = None
+            with suppress(CorralError):  # its next start reports the error
+                base = self._fleet.planner.adapting(model, {}).plan(model)
+            self._bases[model] = runs, base
+        return self._bases[model][1]
+
     def _may_change(self, view: ModelView) -> bool:
         model = self._fleet.models[view.name]
         _, not_before_s = self._retries.get(view.name, (0, float("-inf")))
@@ -301,10 +284,7 @@ class AdaptiveController(Part):
 
     def _is_uneven(self, name: str) -> bool:
         """Return whether an instance lacks the adapted values, because its replacement failed."""
-        wanted, trial_at = (
-            values(self._adapted.values_of(name)),
-            self._fleet.planner.places.trial_at,
-        )
+        wanted, trial_at = values(self._adapted.get(name, {})), self._fleet.planner.places.trial_at
         replicas = self._fleet.models[name].replicas
         plans = [replica.plan for replica in replicas if trial_at(replica.place) is None]
         return any(plan and values(plan.adapted) != wanted for plan in plans)

@@ -15,26 +15,9 @@ from typing import Final, Protocol
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.plan.auto import CONTEXT, SLOTS
 from supervisor.plan.plan import Plan
-from supervisor.plan.setting import Setting, SettingsByFlag
+from supervisor.plan.setting import Setting
 from supervisor.settings.schema import ModelSettings
 from supervisor.settings.tables import SlotSettings
-
-
-class AdaptedValues:
-    def __init__(self) -> None:
-        self._by_model: dict[str, SettingsByFlag] = {}
-
-    def models(self) -> tuple[str, ...]:
-        return tuple(self._by_model)
-
-    def values_of(self, model: str) -> SettingsByFlag:
-        """Return the values of a model that replace planned ones."""
-        return self._by_model.get(model, {})
-
-    def set(self, model: str, values: SettingsByFlag) -> None:
-        self._by_model.pop(model, None)
-        if values:
-            self._by_model[model] = dict(values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,48 +30,14 @@ from supervisor.engine.states import InstanceSnapshot, State
 from supervisor.errors import CorralError, DaemonBusy, NoSuchModel
 from supervisor.events import EventStream
 from supervisor.fleet.fleet import Fleet
-from supervisor.fleet.model import Model, Replica
+from supervisor.fleet.model import Replica
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.fleet.stats import memory_bytes
 from supervisor.loading.controller import AdmissionController
-from supervisor.loading.decide import ModelState, Waiting
 from supervisor.models.model_meta import makes_vectors
 from supervisor.system.paths import Directories, shipped_directory
 
 _FAILING: Final = frozenset({State.BACKOFF, State.FAILED, State.UNHEALTHY, State.STARTING})
-
-
-def host_model(model: Model, waiting: Waiting | None, loaded: ModelState | None) -> HostModel:
-    return HostModel(
-        profile=model.entry.profile,
-        unload_in_s=loaded.unload_in_s if loaded and math.isfinite(loaded.unload_in_s) else None,
-        place=waiting.place if waiting else None,
-        leaving=waiting.leaving if waiting else (),
-    )
-
-
-def host_instance(
-    replica: Replica, facts: InstanceSnapshot, rss_bytes: int | None, *, is_retiring: bool
-) -> HostInstance:
-    engine = replica.plan.engine if replica.plan else None
-    return HostInstance(
-        name=facts.name,
-        model=facts.model,
-        state=facts.state.value,
-        since_s=facts.since_s,
-        run=facts.run,
-        restarts=facts.restarts,
-        is_retiring=is_retiring,
-        pid=facts.pid,
-        rss_bytes=rss_bytes,
-        retry_in_s=facts.retry_in_s,
-        load_progress=facts.load_progress if facts.state is State.STARTING else None,
-        engine=(engine.name or (f"b{engine.build}" if engine.build else engine.version))
-        if engine
-        else None,
-        error=_error(facts),
-        warnings=tuple(f"{warning.sentence}: {warning.hint}" for warning in facts.warnings),
-    )
 
 
 def _error(facts: InstanceSnapshot) -> dict[str, str] | None:
@@ -84,41 +50,46 @@ def _error(facts: InstanceSnapshot) -> dict[str, str] | None:
 _DAEMON: Final = "daemon"
 
 
-class DashboardLogs:
-    def __init__(self, directories: Directories) -> None:
-        self._directories = directories
-
-    def sources(self, instances: Iterable[str]) -> dict[str, Path]:
-        found = {instance: self._directories.engine_log(instance) for instance in instances}
-        known = {_DAEMON: self._directories.daemon_log, **found}
-        return {name: path for name, path in known.items() if path.is_file()}
-
-    async def last_lines(
-        self, source: str, lines: int, instances: Iterable[str]
-    ) -> tuple[str, ...]:
-        """Return the last lines of a log; raises NotFound."""
-        path = self._path(source, instances)
-        return await asyncio.to_thread(tail, path, lines)
-
-    def lines(self, source: str, lines: int, instances: Iterable[str]) -> AsyncGenerator[str, None]:
-        """Yield a log's last lines, then each new one; raises NotFound."""
-        return follow(self._path(source, instances), lines)
-
-    def _path(self, source: str, instances: Iterable[str]) -> Path:
-        """Look a log up: no name from outside becomes a path."""
-        sources = self.sources(instances)
-        if source not in sources:
-            known = ", ".join(sources) or "none"
-            raise NotFound(f"there is no log of {source[:80]!a}; there are: {known}")
-        return sources[source]
+def log_files(directories: Directories, instances: Iterable[str]) -> dict[str, Path]:
+    """Return the existing logs of the daemon and of instances."""
+    found = {instance: directories.engine_log(instance) for instance in instances}
+    known = {_DAEMON: directories.daemon_log, **found}
+    return {name: path for name, path in known.items() if path.is_file()}
 
 
-def clients_of(facts: Facts, config: Path) -> Clients:
-    """Return the settings of all clients; reads which files they have."""
+def find_log(directories: Directories, instances: Iterable[str], source: str) -> Path:
+    """Look a log up: no name from outside becomes a path. Raises NotFound."""
+    sources = log_files(directories, instances)
+    if source not in sources:
+        known = ", ".join(sources) or "none"
+        raise NotFound(f"there is no log of {source[:80]!a}; there are: {known}")
+    return sources[source]
+
+
+def clients_of(
+    url: str,
+    models: Sequence[ServedModel],
+    wanted: str | None,
+    *,
+    needs_key: bool,
+    cert: str | None,
+    config: Path,
+) -> Clients:
+    """Return the settings of all clients, none if no model answers chats; reads their files.
+
+    Raises UnknownModel.
+    """
     # Imported here to save most daemons the memory.
     from supervisor.clients.journal import notes_of, text_of  # noqa: PLC0415
     from supervisor.clients.programs import CLIENTS  # noqa: PLC0415
 
+    names = [model.name for model in models]
+    if wanted and wanted not in names:
+        raise UnknownModel(wanted, names)
+    if not models:
+        return Clients()
+    chosen = models[names.index(wanted) if wanted else 0]
+    facts = Facts(url, tuple(models), chosen, chosen, needs_key, self_signed(cert))
     places = Places(Path.home(), dict(os.environ), config)
 
     def shorten(path: Path) -> str:
@@ -139,26 +110,7 @@ def clients_of(facts: Facts, config: Path) -> Clients:
         )
         for client in CLIENTS
     )
-    names = tuple(model.name for model in facts.models)
-    return Clients(names, facts.model.name, KEY_VARIABLE, clients)
-
-
-def facts_of(
-    url: str,
-    models: Sequence[ServedModel],
-    wanted: str | None,
-    *,
-    needs_key: bool,
-    cert: str | None,
-) -> Facts | None:
-    """Return the facts for clients; None if no model answers chats. Raises UnknownModel."""
-    names = [model.name for model in models]
-    if wanted and wanted not in names:
-        raise UnknownModel(wanted, names)
-    if not models:
-        return None
-    chosen = models[names.index(wanted) if wanted else 0]
-    return Facts(url, tuple(models), chosen, chosen, needs_key, self_signed(cert))
+    return Clients(tuple(names), chosen.name, KEY_VARIABLE, clients)
 
 
 def chat_models(infos: Sequence[ModelInfo], planner: LaunchPlanner) -> list[ServedModel]:
@@ -196,7 +148,6 @@ class DashboardHostAdapter:
         self._events = events
         self._directories = directories
         self._certificate = certificate
-        self._logs = DashboardLogs(directories)
         self._memory_bytes: dict[int, int | None] = {}  # by process
         self._memory_read_at_s = float("-inf")
 
@@ -210,11 +161,18 @@ class DashboardHostAdapter:
 
     def models(self) -> dict[str, HostModel]:
         waiting, loaded = self._admission.waiting(), self._admission.loaded_states()
-        return {
-            name: host_model(model, waiting.get(name), loaded.get(name))
-            for name, model in self._fleet.models.items()
-            if model.is_configured
-        }
+        found: dict[str, HostModel] = {}
+        for name, model in self._fleet.models.items():
+            if model.is_configured:
+                left_s = loaded[name].unload_in_s if name in loaded else math.inf
+                waits = waiting.get(name)
+                found[name] = HostModel(
+                    profile=model.entry.profile,
+                    unload_in_s=left_s if math.isfinite(left_s) else None,
+                    place=waits.place if waits else None,
+                    leaving=waits.leaving if waits else (),
+                )
+        return found
 
     def instances(self) -> list[HostInstance]:
         now_s = time.monotonic()
@@ -239,25 +197,30 @@ class DashboardHostAdapter:
             raise Unavailable(f"{error.message}; {error.hint}") from error
 
     def log_sources(self) -> list[str]:
-        return list(self._logs.sources(self._names()))
+        return list(log_files(self._directories, self._names()))
 
     async def log_tail(self, source: str, lines: int) -> Sequence[str]:
-        return await self._logs.last_lines(source, lines, self._names())
+        path = find_log(self._directories, self._names(), source)
+        return await asyncio.to_thread(tail, path, lines)
 
     def log_lines(self, source: str, lines: int) -> AsyncGenerator[str, None]:
-        return self._logs.lines(source, lines, self._names())
+        return follow(find_log(self._directories, self._names(), source), lines)
 
     async def clients(self, model: str | None, url: str, /, *, needs_key: bool) -> Clients:
         """Return settings of client programs; raises UnknownModel."""
-        infos = self._nodes.models()
-        return await asyncio.to_thread(self._clients, infos, model, url, needs_key=needs_key)
+        infos, planner = self._nodes.models(), self._fleet.planner
 
-    def _clients(
-        self, infos: Sequence[ModelInfo], model: str | None, url: str, *, needs_key: bool
-    ) -> Clients:
-        models, cert = chat_models(infos, self._fleet.planner), self._certificate.path
-        facts = facts_of(url, models, model, needs_key=needs_key, cert=cert)
-        return clients_of(facts, self._directories.config) if facts else Clients()
+        def read() -> Clients:
+            return clients_of(
+                url,
+                chat_models(infos, planner),
+                model,
+                needs_key=needs_key,
+                cert=self._certificate.path,
+                config=self._directories.config,
+            )
+
+        return await asyncio.to_thread(read)
 
     def _names(self) -> list[str]:
         return [replica.name for replica in self._fleet.all_replicas()]
@@ -267,5 +230,21 @@ class DashboardHostAdapter:
         pid = facts.pid
         if pid and pid not in self._memory_bytes:
             self._memory_bytes[pid] = memory_bytes(pid)
-        rss_bytes = self._memory_bytes[pid] if pid else None
-        return host_instance(replica, facts, rss_bytes, is_retiring=is_retiring)
+        engine = replica.plan.engine if replica.plan else None
+        build = f"b{engine.build}" if engine and engine.build else None
+        return HostInstance(
+            name=facts.name,
+            model=facts.model,
+            state=facts.state.value,
+            since_s=facts.since_s,
+            run=facts.run,
+            restarts=facts.restarts,
+            is_retiring=is_retiring,
+            pid=pid,
+            rss_bytes=self._memory_bytes[pid] if pid else None,
+            retry_in_s=facts.retry_in_s,
+            load_progress=facts.load_progress if facts.state is State.STARTING else None,
+            engine=(engine.name or build or engine.version) if engine else None,
+            error=_error(facts),
+            warnings=tuple(f"{warning.sentence}: {warning.hint}" for warning in facts.warnings),
+        )

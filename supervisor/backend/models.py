@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from operator import is_
 from pathlib import Path
@@ -25,12 +25,11 @@ from proxy.request.models import GpuUse, ModelInfo, ModelNames, OnLoad, do_nothi
 from proxy.router.forecast import LoadForecast
 from proxy.upstream.upstream import BATCH_TOKENS
 from supervisor.builds.discover import runtime_metadata
-from supervisor.engine.states import State
 from supervisor.errors import CorralError, NoSuchModel
 from supervisor.events import LOAD_PROGRESS, Event, EventStream, Part
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.launches import adapters_of
-from supervisor.fleet.model import Model, availability, gpu_use
+from supervisor.fleet.model import Model, availability, gpu_use, ready_estimates
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.loading.controller import AdmissionController
 from supervisor.models.model_meta import model_meta
@@ -58,39 +57,26 @@ _NOTHING: Final[Meta] = MappingProxyType({})
 
 
 class ModelMetas:
+    """What the files of models tell: their metadata, and whether they read images."""
+
     def __init__(self) -> None:
         self._planner: LaunchPlanner | None = None
-        self._read: dict[str, Meta] = {}
-        self._reads_images: dict[str, bool] = {}
+        self._read: dict[str, tuple[Meta, bool]] = {}
 
-    def read(self, model: Model, planner: LaunchPlanner) -> Meta:
-        """Return a model's metadata; empty if its file cannot be read."""
+    def read(self, model: Model, planner: LaunchPlanner) -> tuple[Meta, bool]:
+        """Return nothing and False if its file cannot be read."""
         if plan := model.plan:
-            return model_meta(plan.gguf)
-        self._begin(planner)
+            return model_meta(plan.gguf), embedding.FLAG in plan.memory_inputs.chosen
+        if planner is not self._planner:
+            self._planner, self._read = planner, {}
         name = model.entry.name
         if name not in self._read:
-            try:
-                self._read[name] = model_meta(planner.gguf(name))
-            except CorralError:  # its start reports why
-                self._read[name] = _NOTHING
+            meta, reads_images = _NOTHING, False
+            with suppress(CorralError):  # its start reports why
+                meta = model_meta(planner.gguf(name))
+                reads_images = planner.projector(name) is not None
+            self._read[name] = meta, reads_images
         return self._read[name]
-
-    def reads_images(self, model: Model, planner: LaunchPlanner) -> bool:
-        if plan := model.plan:
-            return embedding.FLAG in plan.memory_inputs.chosen
-        self._begin(planner)
-        name = model.entry.name
-        if name not in self._reads_images:
-            try:
-                self._reads_images[name] = planner.projector(name) is not None
-            except CorralError:
-                self._reads_images[name] = False
-        return self._reads_images[name]
-
-    def _begin(self, planner: LaunchPlanner) -> None:
-        if planner is not self._planner:
-            self._planner, self._read, self._reads_images = planner, {}, {}
 
 
 _RETRY_AFTER_S: Final = 60
@@ -162,7 +148,7 @@ class LocalModels(Part):
         plan, aliases = model.plan, model.entry.aliases
         state, reason = availability(model)
         model_settings = self._fleet.planner.model_settings(model.entry.name)
-        reads_images = self._metas.reads_images(model, self._fleet.planner)
+        meta, reads_images = self._metas.read(model, self._fleet.planner)
         return ModelInfo(
             id=model.entry.name,
             aliases=tuple(alias for alias in aliases if alias != CATCH_ALL),
@@ -174,7 +160,7 @@ class LocalModels(Part):
             variants=model_settings.variants,
             fallback=model_settings.fallback,
             is_catch_all=CATCH_ALL in aliases,
-            meta=self._metas.read(model, self._fleet.planner),
+            meta=meta,
             input_modalities=("text", "image") if reads_images else ("text",),
             adapters=adapters_of(model.entry.loras),
             has_fixed_adapters=model_settings.fixed_adapter_option is not None,
@@ -196,9 +182,7 @@ class LocalModels(Part):
             Unavailable: It would displace something in use.
             UnknownModel: It is no longer configured.
         """
-        found = self._fleet.models.get(model)
-        if found is None or not found.is_configured:
-            raise UnknownModel(model, list(self._fleet.models))
+        found = self._find(model)
         state, reason = availability(found)
         if state == "failed":
             raise failure(found, reason)
@@ -261,13 +245,7 @@ class LocalModels(Part):
         )
 
     def gpu_use(self, model: str) -> GpuUse:
-        found = self._fleet.models.get(model)  # a reload may have removed it
-        ready = [
-            replica.plan.estimate
-            for replica in (found.replicas if found else ())
-            if replica.plan and replica.instance.snapshot().state is State.READY
-        ]
-        return gpu_use(ready)
+        return gpu_use(ready_estimates(self._fleet.models.get(model)))
 
     async def runtime(self) -> Mapping[str, object]:
         """Describe the settings' engine, which may run it; raises Unavailable without one."""

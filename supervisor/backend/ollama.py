@@ -11,8 +11,8 @@ import math
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,10 +20,9 @@ import orjson
 
 from proxy.errors import Conflict, NotFound, NotServed, ProxyError, StorageFull, Unavailable, quote
 from proxy.request.models import ModelDetails, Progress, Residence
-from supervisor.engine.states import State
 from supervisor.errors import CorralError, DaemonBusy, DiskFull, NoSuchModel, from_json
 from supervisor.fleet.fleet import Fleet
-from supervisor.fleet.model import gpu_use
+from supervisor.fleet.model import gpu_use, ready_estimates
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.loading.controller import AdmissionController
 from supervisor.models import reference
@@ -41,33 +40,25 @@ async def command_lines(words: Sequence[str]) -> AsyncGenerator[dict[str, Any], 
 
     The command is interrupted when the iteration ends. Raises CorralError for anything else.
     """
-    process = await _start(words)
-    assert process.stdout  # noqa: S101 (a pipe was asked for)
-    try:
-        async for line in process.stdout:
+    async with _running(words) as output:
+        async for line in output:
             yield _read(line)
-        await process.wait()
-    finally:
-        await _end(process)
 
 
 async def command_envelope(words: Sequence[str]) -> dict[str, Any]:
     """Run a command with --json and return its envelope, or raise CorralError; cancellable."""
-    process = await _start([*words, "--json"])
-    assert process.stdout  # noqa: S101 (as above)
-    try:
-        found = _read(await process.stdout.read())
-        await process.wait()
-    finally:
-        await _end(process)
+    async with _running([*words, "--json"]) as output:
+        found = _read(await output.read())
     if found.get("error"):
         raise from_json(found["error"])
     return found
 
 
-async def _start(words: Sequence[str]) -> Process:
+@asynccontextmanager
+async def _running(words: Sequence[str]) -> AsyncIterator[asyncio.StreamReader]:
+    """Yield the output of a command; wait for its end, or interrupt it if the block fails."""
     try:
-        return await asyncio.create_subprocess_exec(
+        process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "supervisor.cli", *words),
             stdin=DEVNULL,
             stdout=PIPE,
@@ -76,6 +67,13 @@ async def _start(words: Sequence[str]) -> Process:
         )
     except OSError as error:
         raise CorralError(f"cannot start a command: {error.strerror}") from error
+    assert process.stdout  # noqa: S101 (a pipe was asked for)
+    try:
+        yield process.stdout
+        await process.wait()
+    finally:
+        if process.returncode is None:
+            await _end(process)
 
 
 def _read(line: bytes) -> dict[str, Any]:
@@ -89,8 +87,6 @@ def _read(line: bytes) -> dict[str, Any]:
 
 
 async def _end(process: Process) -> None:
-    if process.returncode is not None:
-        return
     with suppress(ProcessLookupError):
         process.send_signal(signal.SIGINT)
     try:
@@ -234,13 +230,9 @@ class OllamaHostAdapter:
         return await asyncio.to_thread(_details, models, self._fleet.planner)
 
     def residence(self, model: str) -> Residence:
-        found = self._fleet.models.get(model)  # a reload may have removed it
-        estimates = [
-            replica.plan.estimate
-            for replica in (found.replicas if found else ())
-            if replica.plan and replica.instance.snapshot().state is State.READY
-        ]
+        estimates = ready_estimates(self._fleet.models.get(model))
         loaded = self._admission.loaded_states().get(model)
+        left_s = loaded.unload_in_s if loaded else math.inf
         memory_bytes = sum(
             estimate.host.total + sum(device.total for device in estimate.devices.values())
             for estimate in estimates
@@ -248,9 +240,7 @@ class OllamaHostAdapter:
         return Residence(
             memory_bytes=memory_bytes,
             gpu_bytes=gpu_use(estimates).memory_bytes,
-            unload_in_s=loaded.unload_in_s
-            if loaded and math.isfinite(loaded.unload_in_s)
-            else None,
+            unload_in_s=left_s if math.isfinite(left_s) else None,
         )
 
     def keep_alive(self, model: str, seconds: float) -> None:

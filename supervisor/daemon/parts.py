@@ -19,9 +19,9 @@ from proxy.endpoints.prometheus import Metrics
 from proxy.nodes.nodes import Nodes
 from proxy.router.router import Router
 from proxy.server import Server
-from supervisor.autoscale.apply import AdaptiveController, ChangeApplier
+from supervisor.autoscale.apply import AdaptiveController
 from supervisor.autoscale.layer_mover import LayerMover
-from supervisor.autoscale.slots import AdaptedValues, SlotDecider
+from supervisor.autoscale.slots import SlotDecider
 from supervisor.autoscale.threads import ThreadDecider, engine_processes, measured_speeds
 from supervisor.backend.dashboard import DashboardHostAdapter
 from supervisor.backend.models import LocalModels
@@ -50,6 +50,7 @@ from supervisor.fleet.stats import StatsReader
 from supervisor.loading.controller import AdmissionController
 from supervisor.loading.memory_usage import MemoryUsage
 from supervisor.plan.plan import CanaryTrial
+from supervisor.plan.setting import SettingsByFlag
 from supervisor.records.store import RecordStore
 from supervisor.records.writer import Records
 from supervisor.rpc.address import KnownWorkers, free_port
@@ -85,7 +86,7 @@ class DaemonParts:
         self.metrics = Metrics(proxy, emit)
         self.router = Router(proxy, self.metrics.emit)
         self.stats = StatsReader(functools.partial(self.metrics.engine_values, self.router))
-        self._adapted = AdaptedValues()
+        self._adapted: dict[str, SettingsByFlag] = {}
         self._canary_trials: dict[str, CanaryTrial] = {}
         self._reductions = Reductions()
         self.known_workers = KnownWorkers(free_port)
@@ -142,7 +143,7 @@ class DaemonParts:
         return LaunchPlanner(
             with_canaries(loaded.settings, self._canary_trials),
             self.directories,
-            self._adapted.values_of,
+            self._adapted,
             known_workers=self.known_workers,
             reductions=self._reductions,
         )
@@ -188,10 +189,11 @@ class DaemonParts:
         return AdaptiveController(
             fleet,
             self.router,
-            ChangeApplier(fleet, replacer, memory_usage, self._adapted, emit),
-            self._adapted,
-            emit,
-            [SlotDecider(), threads],
+            replacer,
+            memory_usage,
+            adapted=self._adapted,
+            emit=emit,
+            deciders=[SlotDecider(), threads],
             is_memory_wanted=lambda: bool(self.admission.waiting()),
         )
 

@@ -94,6 +94,15 @@ def cache_sizes(plan: Plan) -> tuple[float, int, float]:
     return token_bytes, kv_cache.state_bytes(plan.gguf), math.inf if size_bytes < 0 else size_bytes
 
 
+def ready_estimates(model: Model | None) -> list[Estimate]:
+    """Return the memory estimates of the instances that serve; none if a reload removed it."""
+    return [
+        replica.plan.estimate
+        for replica in (model.replicas if model else ())
+        if replica.plan and replica.instance.snapshot().state is State.READY
+    ]
+
+
 # For the engine, a worker on another machine is a device, even if it computes on a CPU.
 _REMOTE: Final = "RPC"
 

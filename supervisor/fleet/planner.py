@@ -57,12 +57,13 @@ from supervisor.system.paths import Directories
 # Larger models take longer to load, and lose less time to the synchronisation of threads.
 _MEASURED_MAX_BYTES: Final = 1024**3
 _NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
+_NONE_ADAPTED: Final[Mapping[str, FlagSettings]] = MappingProxyType({})
 
 
 class LaunchPlanner:
     """Plans and launches the instances of one version of the settings.
 
-    `adapted` returns the values of a model that the daemon changed while it serves, `read_tuned`
+    `adapted` has the values of models that the daemon changed while it serves, `read_tuned`
     reads tuned profiles that are not files. `known_workers` is the knowledge about workers,
     `reductions` has the models whose engines ran out of memory; both are empty by default.
     """
@@ -71,7 +72,7 @@ class LaunchPlanner:
         self,
         settings: Settings,
         directories: Directories,
-        adapted: Callable[[str], FlagSettings] = lambda _: {},
+        adapted: Mapping[str, FlagSettings] = _NONE_ADAPTED,
         *,
         read_tuned: ReadTuned | None = None,
         known_workers: KnownWorkers | None = None,
@@ -106,7 +107,7 @@ class LaunchPlanner:
 
     def adapting(self, model: str, to: FlagSettings) -> LaunchPlanner:
         other = copy.copy(self)
-        other.adapted = lambda name: to if name == model else self.adapted(name)
+        other.adapted = {**self.adapted, model: to}
         return other
 
     def reductions_of(self, model: str) -> FlagSettings:
@@ -160,7 +161,7 @@ class LaunchPlanner:
         run.
         """
         entry = self.entry(model)
-        return self._plan(entry, self.adapted(model), instances=max(1, self.places.instances))
+        return self._plan(entry, self.adapted.get(model, {}))
 
     def plan_trial(self, model: str, trial: TrialSettings) -> Plan:
         """Plan the replica on trial, as `plan` does; its slots are at least as long as the model's.
@@ -168,13 +169,12 @@ class LaunchPlanner:
         It gets the same share of the machine. Its number of slots does not follow demand, except if
         only its engine is on trial: then it is the model's present one.
         """
-        entry, instances = trial.apply_to(self.entry(model)), max(1, self.places.instances)
-        adapted = self.adapted(model)
+        entry, adapted = trial.apply_to(self.entry(model)), self.adapted.get(model, {})
         if trial.profile or trial.flags:
             adapted = {key: setting for key, setting in adapted.items() if key != SLOTS}
-        plan = self._plan(entry, adapted, instances=instances)
+        plan = self._plan(entry, adapted)
         longer = extend_context(entry, self.plan(model), plan)
-        return self._plan(longer, adapted, instances=instances) if longer else plan
+        return self._plan(longer, adapted) if longer else plan
 
     def plan_at(self, place: ReplicaId, free: Mapping[str, int] = _NOTHING) -> Plan:
         """Plan one replica as `plan` does; `free` is free bytes by device. Raises OutOfMemory."""
@@ -184,8 +184,7 @@ class LaunchPlanner:
         elif place.number < len(devices):
             entry = self.entry(place.model)
             flags = {**entry.flags, "device": devices[place.number]}
-            pinned, adapted = replace(entry, flags=flags), self.adapted(place.model)
-            plan = self._plan(pinned, adapted, instances=max(1, self.places.instances))
+            plan = self._plan(replace(entry, flags=flags), self.adapted.get(place.model, {}))
         else:
             plan = self.plan(place.model)
         check_fits(place.model, plan.memory_inputs, self.capacity(plan.engine))
@@ -205,7 +204,10 @@ class LaunchPlanner:
         once = self._counting
         return once._plan(entry, {}, instances=instances), once._read_machine()  # noqa: SLF001
 
-    def _plan(self, entry: ModelEntry, adapted: FlagSettings, *, instances: int) -> Plan:
+    def _plan(
+        self, entry: ModelEntry, adapted: FlagSettings, *, instances: int | None = None
+    ) -> Plan:
+        """Plan a model; `instances` share the machine, by default those of the settings."""
         engine, here = self.engine_of(entry), self._read_machine()
         budget_bytes = self._settings.supervisor.memory_budget or here.memory_bytes
         here = replace(here, memory_bytes=min(budget_bytes, here.memory_bytes))
@@ -223,7 +225,7 @@ class LaunchPlanner:
             engine,
             found,
             here,
-            instances=instances,
+            instances=instances or max(1, self.places.instances),
             draft=self._files.draft(entry, flags, engine, found),
             projector_bytes=total_bytes(beside),
             adapted=adapted,

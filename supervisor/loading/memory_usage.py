@@ -236,7 +236,7 @@ class MemoryUsage:
         trial = planner.places.trial_at(replica.place) if name in planner.entries else None
         key, changed = (
             (name, trial is not None),
-            (planner.adapted(name), planner.reductions_of(name)),
+            (planner.adapted.get(name, {}), planner.reductions_of(name)),
         )
         if key not in self._estimates or self._estimates[key][0] != changed:
             self._estimates[key] = changed, _planned_estimate(planner, name, trial)

@@ -16,7 +16,6 @@ from proxy.cache.fingerprint import ConversationFingerprint, SlotFile
 from proxy.router.lease import Activity, ProcessExit
 from proxy.router.router import Router
 from proxy.upstream.upstream import Upstream
-from supervisor.autoscale.slots import AdaptedValues
 from supervisor.builds.discover import Engine
 from supervisor.engine.client import Endpoint
 from supervisor.engine.launch import Launch, clean_environment
@@ -84,7 +83,7 @@ class FakePlanner(LaunchPlanner):
         self,
         settings: Settings,
         runtime: Path,
-        adapted: Callable[[str], FlagSettings] = lambda _: {},
+        adapted: Mapping[str, FlagSettings] = MappingProxyType({}),
         programs: Mapping[int, tuple[str, ...]] = MappingProxyType({}),
     ) -> None:
         super().__init__(settings, Directories(*[runtime] * 5), adapted)
@@ -96,7 +95,7 @@ class FakePlanner(LaunchPlanner):
     def plan(self, model_name: str) -> Plan:
         if not self.entry(model_name).args:
             raise SettingsInvalid("it has no program")
-        adapted = self.adapted(model_name)
+        adapted = self.adapted.get(model_name, {})
         slots = int(adapted["parallel"].value) if adapted else 1
         chosen = {
             "ctx-size": 2048 * slots,
@@ -180,7 +179,7 @@ class ReloadHarness:
         self.available_bytes = 1 << 50
         self.settings = settings(GOOD)
         self.nodes: list[list[str]] = []
-        self.adapted = AdaptedValues()
+        self.adapted: dict[str, FlagSettings] = {}
         self.programs: dict[int, tuple[str, ...]] = {}
         loaded = self._read()
         planner = self._planner(loaded)
@@ -200,7 +199,7 @@ class ReloadHarness:
         self.triggers = ReloadTriggers(reload)
 
     def _planner(self, loaded: Loaded) -> FakePlanner:
-        return FakePlanner(loaded.settings, self._runtime, self.adapted.values_of, self.programs)
+        return FakePlanner(loaded.settings, self._runtime, self.adapted, self.programs)
 
     def _read(self) -> Loaded:
         return Loaded(self.settings, Path("corral.toml"), {})

@@ -12,7 +12,7 @@ from support.samples import machine
 
 from proxy.router.model_queue import ModelDemand
 from proxy.router.router import Router
-from supervisor.autoscale.apply import AdaptiveController, ChangeApplier
+from supervisor.autoscale.apply import AdaptiveController
 from supervisor.autoscale.slots import Change, ModelView, SlotDecider
 from supervisor.engine.states import State
 from supervisor.loading.memory_usage import MemoryUsage
@@ -60,12 +60,11 @@ class Adaptive(Router):
         self.controller = AdaptiveController(
             harness.fleet,
             self,
-            ChangeApplier(
-                harness.fleet, harness.replacer, memory_usage, harness.adapted, harness.stream.emit
-            ),
-            harness.adapted,
-            harness.stream.emit,
-            [SlotDecider(), self.wants],
+            harness.replacer,
+            memory_usage,
+            adapted=harness.adapted,
+            emit=harness.stream.emit,
+            deciders=[SlotDecider(), self.wants],
             is_memory_wanted=lambda: self.is_memory_wanted,
             clock=lambda: self.now_s,
         )
@@ -155,7 +154,7 @@ async def test_what_failed_changes_nothing_and_is_tried_later_and_later(
         adaptive.harness.programs[8] = BROKEN
     assert await adaptive.adapt(slots(8))
     assert adaptive.running == [1]
-    assert adaptive.harness.adapted.values_of("chat") == {}
+    assert not adaptive.harness.adapted.get("chat")
     assert adaptive.harness.traffic.admitted == {"chat.0"}
     adaptive.now_s = 59
     assert not await adaptive.adapt(slots(8))
@@ -218,7 +217,7 @@ async def test_a_model_that_is_stopped_while_it_is_changed_stays_down(adaptive: 
         harness.fleet.command("stop")
     assert changing.result()
     await harness.fleet.all_down()
-    assert harness.adapted.values_of("chat") == {}
+    assert not harness.adapted.get("chat")
     assert adaptive.emitted("model.adapt_failed") == []
     assert all(replica.instance.snapshot().pid is None for replica in harness.fleet.all_replicas())
 
@@ -226,11 +225,11 @@ async def test_a_model_that_is_stopped_while_it_is_changed_stays_down(adaptive: 
 async def test_values_end_with_the_run_of_an_instance(adaptive: Adaptive) -> None:
     harness = adaptive.harness
     await adaptive.adapt(slots(8))
-    assert harness.adapted.values_of("chat")
+    assert harness.adapted["chat"]
     harness.fleet.command("stop")
     await harness.fleet.all_down()
     await adaptive.adapt()
-    assert harness.adapted.values_of("chat") == {}
+    assert not harness.adapted.get("chat")
     harness.fleet.command("start")
     await harness.fleet.models["chat"].at(0).instance.wait(frozenset({State.READY}))
     assert adaptive.running == [1]
@@ -238,7 +237,7 @@ async def test_values_end_with_the_run_of_an_instance(adaptive: Adaptive) -> Non
 
 async def test_an_instance_that_missed_a_change_is_changed_when_idle(adaptive: Adaptive) -> None:
     harness = adaptive.harness
-    harness.adapted.set("chat", {"parallel": Setting(4, "demand", "another instance has it")})
+    harness.adapted["chat"] = {"parallel": Setting(4, "demand", "another instance has it")}
     assert await adaptive.adapt()
     assert adaptive.running == [4]
 

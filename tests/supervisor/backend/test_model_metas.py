@@ -24,20 +24,25 @@ class Planner:
             raise ModelInvalid("it is missing")
         return self.found
 
+    def projector(self, _: str) -> None:
+        return None
+
 
 def test_a_file_is_read_again_with_new_settings() -> None:
     chat = cast("Any", SimpleNamespace(plan=None, entry=SimpleNamespace(name="chat")))
     missing, there = cast("Any", Planner(None)), cast("Any", Planner(model()))
     metas = ModelMetas()
-    assert metas.read(chat, missing) == metas.read(chat, missing) == {}
+    assert metas.read(chat, missing) == metas.read(chat, missing) == ({}, False)
     assert metas.read(chat, there) is metas.read(chat, there)
-    assert metas.read(chat, there)["n_ctx_train"] == model().ctx_train
+    assert metas.read(chat, there)[0]["n_ctx_train"] == model().ctx_train
     assert missing.reads == there.reads == ["chat"]
 
 
 def test_a_planned_model_has_what_it_was_planned_with() -> None:
-    plan = SimpleNamespace(gguf=replace(model(), ctx_train=77))
+    plan = SimpleNamespace(
+        gguf=replace(model(), ctx_train=77), memory_inputs=SimpleNamespace(chosen={})
+    )
     chat = cast("Any", SimpleNamespace(plan=plan, entry=SimpleNamespace(name="chat")))
     planner = cast("Any", Planner(model()))
-    assert ModelMetas().read(chat, planner)["n_ctx_train"] == 77
+    assert ModelMetas().read(chat, planner)[0]["n_ctx_train"] == 77
     assert planner.reads == []
