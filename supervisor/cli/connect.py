@@ -6,7 +6,6 @@ recorded in files under `connect/` of the data directory, so that `--undo` can r
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,13 +29,12 @@ from supervisor.clients.client import (
     self_signed,
 )
 from supervisor.clients.journal import (
+    JOURNAL,
     FileEntries,
     apply_file_settings,
     is_empty,
     notes_of,
-    read_json,
     text_of,
-    to_json,
     undo_entries,
 )
 from supervisor.clients.programs import CLIENTS
@@ -194,7 +192,7 @@ class SettingsFiles:
             make_private(self._journals.parent)
             make_private(self._journals)
             entries = [*(file_entries for _, file_entries in made), *others]
-            write_atomic(self._journal(client), json.dumps(to_json(entries)))
+            write_atomic(self._journal(client), JOURNAL.dump_json(entries))
         return [_write_text(entries.path, text) for text, entries in made]
 
     def undo(self, client: str) -> list[tuple[Path, tuple[Place, ...], bool]]:
@@ -235,10 +233,10 @@ class SettingsFiles:
         if (text := _text(path)) is None:
             return []
         try:
-            return read_json(json.loads(text))
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            return JOURNAL.validate_json(text)
+        except ValueError as error:
             raise SettingsInvalid(
-                f"{path} cannot be read: {error!r}",
+                f"{path} cannot be read: {error}",
                 hint="restore the client's settings from their backup, then delete it",
             ) from error
 

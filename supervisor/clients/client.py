@@ -63,22 +63,6 @@ Place = tuple[Step, ...]
 ABSENT: Final[Any] = object()
 
 
-def as_json(place: Place) -> list[Any]:
-    return [step if isinstance(step, str) else {step[0]: step[1]} for step in place]
-
-
-def from_json(steps: Sequence[Any]) -> Place:
-    """Return the place that `as_json` wrote; raises TypeError or ValueError for other input."""
-    found: list[Step] = []
-    for step in steps:
-        if isinstance(step, str):
-            found.append(step)
-        else:
-            (pair,) = step.items()
-            found.append(pair)
-    return tuple(found)
-
-
 def nest_value(place: Place, value: Any) -> Any:
     """Wrap a value in the tables and lists that lead to it."""
     for step in reversed(place):

@@ -9,7 +9,6 @@ import json
 import re
 import shlex
 from collections.abc import MutableMapping, MutableSequence
-from dataclasses import dataclass
 from io import StringIO
 from typing import Any, Final
 
@@ -103,189 +102,114 @@ def _join_lines(lines: list[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-_WHITE: Final = re.compile(r"\s*")
-# Begin and end of comments.
-_COMMENTS: Final = (("//", "\n"), ("/*", "*/"))
-_STRING: Final = re.compile(r'"(?:[^"\\\x00-\x1f]|\\.)*"')
-_SCALAR: Final = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|null")
-_DEPTH_MAX: Final = 100
-
-
-@dataclass(slots=True)
-class Node:
-    """A value from `start` to `end`.
-
-    `members` has the start, name and value of each member; it is None unless this is an object.
-    """
-
-    start: int
-    end: int
-    value: Any
-    members: list[tuple[int, str, Node]] | None = None
-
-
-def parse(text: str) -> Node:
-    """Return the whole text's value; raises ValueError."""
-    reader = _Reader(text)
-    node = reader.value(0)
-    if reader.at_blank_end() != len(text):
-        raise reader.error("something follows the value")
-    return node
-
-
-def blank_end(text: str, at: int) -> int:
-    """Return the position after white space and comments."""
-    while True:
-        white = _WHITE.match(text, at)
-        at = white.end() if white else at
-        ends = [end for begin, end in _COMMENTS if text.startswith(begin, at)]
-        if not ends:
-            return at
-        found = text.find(ends[0], at + 2)
-        at = len(text) if found < 0 else found + len(ends[0])
-
-
-class _Reader:
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._at = 0
-
-    def at_blank_end(self) -> int:
-        self._at = blank_end(self._text, self._at)
-        return self._at
-
-    def error(self, what: str) -> ValueError:
-        return ValueError(f"line {self._text.count(chr(10), 0, self._at) + 1}: {what}")
-
-    def value(self, depth: int) -> Node:
-        start = self.at_blank_end()
-        if depth > _DEPTH_MAX:
-            raise self.error("too many levels")
-        match self._text[start : start + 1]:
-            case "{":
-                return self._object(start, depth)
-            case "[":
-                return self._list(start, depth)
-            case '"':
-                text = self._string()
-                return Node(start, self._at, text)
-        if not (found := _SCALAR.match(self._text, start)):
-            raise self.error("a value is missing")
-        self._at = found.end()
-        return Node(start, self._at, json.loads(found[0]))
-
-    def _string(self) -> str:
-        if not (found := _STRING.match(self._text, self._at)):
-            raise self.error("a string is missing")
-        self._at = found.end()
-        value: str = json.loads(found[0])
-        return value
-
-    def _object(self, start: int, depth: int) -> Node:
-        members: list[tuple[int, str, Node]] = []
-        self._at += 1
-        while not self._ends("}"):
-            name_start, name = self.at_blank_end(), self._string()
-            self._expect(":")
-            members.append((name_start, name, self.value(depth + 1)))
-            self._comma("}")
-        value = {name: node.value for _, name, node in members}
-        return Node(start, self._at, value, members)
-
-    def _list(self, start: int, depth: int) -> Node:
-        values = []
-        self._at += 1
-        while not self._ends("]"):
-            values.append(self.value(depth + 1).value)
-            self._comma("]")
-        return Node(start, self._at, values)
-
-    def _ends(self, mark: str) -> bool:
-        if not self._text.startswith(mark, self.at_blank_end()):
-            return False
-        self._at += 1
-        return True
-
-    def _comma(self, end: str) -> None:
-        if not self._text.startswith(end, self.at_blank_end()):
-            self._expect(",")
-
-    def _expect(self, mark: str) -> None:
-        if not self._text.startswith(mark, self.at_blank_end()):
-            raise self.error(f"{mark} is missing")
-        self._at += 1
-
-
+_STRING: Final = r'"(?:[^"\\\n]|\\.)*"'
+_STRINGS_AND_COMMENTS: Final = re.compile(rf"({_STRING})|//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
+# A comma after the last member or item; strings are skipped.
+_LAST_COMMA: Final = re.compile(rf"({_STRING}|[\]}}\w])(\s*),(?=\s*[\]}}])|{_STRING}")
+_DECODER: Final = json.JSONDecoder()
 _EMPTY: Final = "{\n}\n"
 _JSON_INDENT: Final = re.compile(r'^([ \t]+)"', re.MULTILINE)
 _SPACES: Final = "  "
 
 
 def read_json(text: str, place: Place) -> Any:
-    found, rest = _deepest(parse(text if text.strip() else _EMPTY), place)
-    return ABSENT if rest else found.value
+    plain = _plain_json(text)
+    start, end, rest = _deepest(plain, place)
+    return ABSENT if rest else json.loads(plain[start:end])
 
 
 def put_json(text: str, place: Place, value: Any) -> str:
     """Set a value; raises ValueError if a step of its place is in no object."""
     text = text if text.strip() else _EMPTY
-    node, rest = _deepest(parse(text), place)
+    plain = _plain_json(text)
+    start, end, rest = _deepest(plain, place)
     if not rest:
-        return (
-            text[: node.start]
-            + _dump_json(text, _line_indent(text, node.start), value)
-            + text[node.end :]
-        )
-    if node.members is None:
+        return text[:start] + _dump_json(text, _line_indent(text, start), value) + text[end:]
+    if plain[start] != "{":
         raise ValueError(f"{rest[0]} stands in no object")
-    return _add_member(text, node, str(rest[0]), nest_value(rest[1:], value))
+    members, is_inline = _members(plain, start), "\n" not in text[start:end]
+    at = members[-1][3] if members else start + 1
+    indent = (
+        _line_indent(text, members[0][0]) if members else _line_indent(text, start) + _unit(text)
+    )
+    value = nest_value(rest[1:], value)
+    member = f"{json.dumps(rest[0])}: {_dump_json(text, indent, value)}"
+    before = ", " if members and is_inline else f"{',' if members else ''}\n{indent}"
+    after = text[at:]
+    if is_inline and not members:
+        after = f"\n{_line_indent(text, start)}{after.lstrip(' ')}"
+    return text[:at] + before + member + after
 
 
 def drop_json(text: str, place: Place) -> str:
-    parent, _ = _deepest(parse(text), place[:-1])
-    at = next(at for at, (_, name, _) in enumerate(parent.members or ()) if name == place[-1])
-    start, end = _span(text, parent, at)
+    """Remove a member with its comma, but no comment."""
+    plain = _plain_json(text)
+    parent = _deepest(plain, place[:-1])[0]
+    members = _members(plain, parent)
+    number = next(number for number, member in enumerate(members) if member[1] == place[-1])
+    start, _, _, end = members[number]
+    before = members[number - 1][3] if number else parent + 1
+    if number + 1 < len(members):
+        comma, after = _skip_blanks(plain, end), members[number + 1][0]
+        is_bare = not (text[end:comma] + text[comma + 1 : after]).strip()
+        end = after if is_bare else comma + 1
+    elif text[before:start].strip() == ("," if number else ""):
+        start = before
     return text[:start] + text[end:]
 
 
-def _deepest(node: Node, place: Place) -> tuple[Node, Place]:
-    """Return the deepest existing value on the path to a place, and the rest of the path."""
+def _plain_json(text: str) -> str:
+    """Return JSON with each value where it stood: comments and last commas become blanks.
+
+    Raises ValueError, with the line.
+    """
+    if not text.strip():
+        return _EMPTY
+    bare = _STRINGS_AND_COMMENTS.sub(lambda found: found[1] or _blanks(found[0]), text)
+    plain = _LAST_COMMA.sub(lambda found: f"{found[1]}{found[2]} " if found[1] else found[0], bare)
+    try:
+        json.loads(plain)
+    except RecursionError as error:
+        raise ValueError("line 1: too many levels") from error
+    return plain
+
+
+def _blanks(comment: str) -> str:
+    return re.sub(r"[^\n]", " ", comment)
+
+
+def _skip_blanks(plain: str, at: int) -> int:
+    while plain[at].isspace():
+        at += 1
+    return at
+
+
+def _members(plain: str, at: int) -> list[tuple[int, str, int, int]]:
+    """Return the members of the value at a position: start, name, and the value's range."""
+    members: list[tuple[int, str, int, int]] = []
+    if plain[at] != "{":
+        return members
+    at = _skip_blanks(plain, at + 1)
+    while plain[at] != "}":
+        name, colon = _DECODER.raw_decode(plain, at)
+        start = _skip_blanks(plain, _skip_blanks(plain, colon) + 1)
+        end = _DECODER.raw_decode(plain, start)[1]
+        members.append((at, name, start, end))
+        at = _skip_blanks(plain, end)
+        if plain[at] == ",":
+            at = _skip_blanks(plain, at + 1)
+    return members
+
+
+def _deepest(plain: str, place: Place) -> tuple[int, int, Place]:
+    """Return the range of the deepest value on the path to a place, and the rest of the path."""
+    start, end = _skip_blanks(plain, 0), len(plain.rstrip())
     for number, step in enumerate(place):
-        found = [inner for _, name, inner in node.members or () if name == step]
+        found = [member for member in _members(plain, start) if member[1] == step]
         if not found:
-            return node, place[number:]
-        node = found[-1]
-    return node, ()
-
-
-def _add_member(text: str, node: Node, name: str, value: Any) -> str:
-    members = node.members or []
-    start = members[-1][2].end if members else node.start + 1
-    indent = _line_indent(text, members[0][0] if members else node.start)
-    if not members:
-        indent += _unit(text)
-    member = f"{json.dumps(name)}: {_dump_json(text, indent, value)}"
-    is_inline = members and "\n" not in text[node.start : node.end]
-    before = ", " if is_inline else f"{',' if members else ''}\n{indent}"
-    after = text[start:]
-    if not members and "\n" not in text[node.start : node.end]:
-        after = f"\n{_line_indent(text, node.start)}{after.lstrip(' ')}"
-    return text[:start] + before + member + after
-
-
-def _span(text: str, parent: Node, at: int) -> tuple[int, int]:
-    """Return the range that removes a member with its comma but no comment."""
-    spans = [(start, node.end) for start, _, node in parent.members or ()]
-    start, end = spans[at]
-    if at + 1 < len(spans):
-        comma, after = blank_end(text, end), spans[at + 1][0]
-        is_bare = not text[end:comma].strip() and not text[comma + 1 : after].strip()
-        return start, after if is_bare else comma + 1
-    if at and text[spans[at - 1][1] : start].strip() == ",":
-        return spans[at - 1][1], end
-    if not at and not text[parent.start + 1 : start].strip():
-        return parent.start + 1, end
-    return start, end
+            return start, end, place[number:]
+        _, _, start, end = found[-1]
+    return start, end, ()
 
 
 def _dump_json(text: str, indent: str, value: Any) -> str:

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from pydantic import TypeAdapter
+
 from supervisor.clients import formats
 from supervisor.clients.client import (
     ABSENT,
@@ -17,43 +19,29 @@ from supervisor.clients.client import (
     FileFormat,
     FileSettings,
     Place,
-    as_json,
-    from_json,
 )
 
-
-@dataclass(frozen=True, slots=True)
-class Texts:
-    """Functions that read and change a format.
-
-    All raise ValueError for a text of another format, TypeError for an impossible place.
-    """
-
-    read: Callable[[str, Place], Any]  # returns the value at a place, or ABSENT
-    put: Callable[[str, Place, Any], str]  # returns the text with a value at a place
-    # Returns the text without the value at a place, which must exist.
-    drop: Callable[[str, Place], str]
-
-
-_TEXTS: Final[Mapping[FileFormat, Texts]] = MappingProxyType(
+# For each format, functions that return the value at a place or ABSENT, the text with a value at a
+# place, and the text without the value at a place, which must exist. All raise ValueError for a
+# text of another format, TypeError for an impossible place.
+Texts = tuple[
+    Callable[[str, Place], Any], Callable[[str, Place, Any], str], Callable[[str, Place], str]
+]
+TEXTS: Final[Mapping[FileFormat, Texts]] = MappingProxyType(
     {
-        "json": Texts(formats.read_json, formats.put_json, formats.drop_json),
-        "toml": Texts(formats.read_toml, formats.put_toml, formats.drop_toml),
-        "yaml": Texts(formats.read_yaml, formats.put_yaml, formats.drop_yaml),
-        "env": Texts(formats.read_env, formats.put_env, formats.drop_env),
+        "json": (formats.read_json, formats.put_json, formats.drop_json),
+        "toml": (formats.read_toml, formats.put_toml, formats.drop_toml),
+        "yaml": (formats.read_yaml, formats.put_yaml, formats.drop_yaml),
+        "env": (formats.read_env, formats.put_env, formats.drop_env),
     }
 )
 
 
-def texts_of(file_format: FileFormat) -> Texts:
-    return _TEXTS[file_format]
-
-
 def text_of(settings: FileSettings) -> str:
     """Return the text of a new file with these settings."""
-    texts, text = texts_of(settings.format), ""
+    text, (_, put, _) = "", TEXTS[settings.format]
     for place, value in {**settings.defaults, **settings.values}.items():
-        text = texts.put(text, place, value)
+        text = put(text, place, value)
     return text
 
 
@@ -87,14 +75,11 @@ def notes_of(client: ClientProgram, facts: Facts) -> Sequence[str]:
     return notes
 
 
-_VERSION: Final = 1
-
-
 @dataclass(frozen=True, slots=True)
 class Entry:
     place: Place
     written: Any
-    before: Any  # the file's value before, or ABSENT
+    before: tuple[Any, ...]  # the file's value before; empty if it had none
     kept: int  # how many steps of the place existed before
     # The file needs some value here; it is removed only if nothing else remains.
     is_default: bool = False
@@ -119,18 +104,15 @@ def apply_file_settings(
     """
     if earlier:
         text, is_new = undo_entries(text, earlier)[0], earlier.is_new
-    texts, entries = texts_of(wanted.format), []
-    defaults = {
-        place: value
-        for place, value in wanted.defaults.items()
-        if texts.read(text, place) is ABSENT
-    }
+    entries, (read, put, _) = [], TEXTS[wanted.format]
+    places = wanted.defaults.items()
+    defaults = {place: value for place, value in places if read(text, place) is ABSENT}
     for place, value in {**defaults, **wanted.values}.items():
-        before = texts.read(text, place)
-        depths = range(len(place), 0, -1)
-        kept = next((depth for depth in depths if texts.read(text, place[:depth]) is not ABSENT), 0)
+        now, depths = read(text, place), range(len(place), 0, -1)
+        kept = next((depth for depth in depths if read(text, place[:depth]) is not ABSENT), 0)
+        before = () if now is ABSENT else (now,)
         entries.append(Entry(place, value, before, kept, is_default=place in defaults))
-        text = texts.put(text, place, value)
+        text = put(text, place, value)
     return text, FileEntries(wanted.path, wanted.format, tuple(entries), is_new)
 
 
@@ -149,17 +131,17 @@ def undo_entries(text: str, written: FileEntries) -> tuple[str, tuple[Place, ...
 def _undo_each(
     text: str, written: FileEntries, entries: Sequence[Entry]
 ) -> tuple[str, tuple[Place, ...]]:
-    texts, left = texts_of(written.format), list[Place]()
+    left, (read, put, _) = list[Place](), TEXTS[written.format]
     for entry in entries:
-        now = texts.read(text, entry.place)
+        now = read(text, entry.place)
         if now is ABSENT:
             continue
         if now != entry.written:
             left.append(entry.place)
-        elif entry.before is ABSENT:
-            text = _remove_entry(texts, text, entry)
+        elif entry.before:
+            text = put(text, entry.place, entry.before[0])
         else:
-            text = texts.put(text, entry.place, entry.before)
+            text = _remove_entry(TEXTS[written.format], text, entry)
     return text, tuple(left)
 
 
@@ -170,59 +152,14 @@ def is_empty(text: str) -> bool:
 
 def _remove_entry(texts: Texts, text: str, entry: Entry) -> str:
     """Remove a value, and the tables that led to it and are empty now."""
-    text = texts.drop(text, entry.place)
+    read, _, drop = texts
+    text = drop(text, entry.place)
     for depth in range(len(entry.place) - 1, entry.kept, -1):
-        if texts.read(text, entry.place[:depth]) not in ({}, []):
+        if read(text, entry.place[:depth]) not in ({}, []):
             break
-        text = texts.drop(text, entry.place[:depth])
+        text = drop(text, entry.place[:depth])
     return text
 
 
-def to_json(files: Sequence[FileEntries]) -> dict[str, Any]:
-    return {
-        "version": _VERSION,
-        "files": [
-            {
-                "path": str(file.path),
-                "format": file.format,
-                "is_new": file.is_new,
-                "entries": [
-                    {
-                        "place": as_json(entry.place),
-                        "written": entry.written,
-                        "kept": entry.kept,
-                        "is_default": entry.is_default,
-                        **({} if entry.before is ABSENT else {"before": entry.before}),
-                    }
-                    for entry in file.entries
-                ],
-            }
-            for file in files
-        ],
-    }
-
-
-def read_json(content: Mapping[str, Any]) -> list[FileEntries]:
-    """Return what `to_json` wrote; raises the errors of reading another format."""
-    if content["version"] != _VERSION:
-        raise ValueError(f"version {content['version']}")
-    if unknown := {file["format"] for file in content["files"]} - _TEXTS.keys():
-        raise ValueError(f"formats {unknown}")
-    return [
-        FileEntries(
-            Path(file["path"]),
-            file["format"],
-            tuple(
-                Entry(
-                    from_json(entry["place"]),
-                    entry["written"],
-                    entry.get("before", ABSENT),
-                    int(entry["kept"]),
-                    is_default=bool(entry["is_default"]),
-                )
-                for entry in file["entries"]
-            ),
-            bool(file["is_new"]),
-        )
-        for file in content["files"]
-    ]
+# Converts the entries of a client's files to JSON, and back.
+JOURNAL: Final = TypeAdapter(list[FileEntries])

@@ -8,7 +8,7 @@ import pytest
 
 from supervisor.clients import formats
 from supervisor.clients.client import ABSENT, FileFormat
-from supervisor.clients.journal import texts_of
+from supervisor.clients.journal import TEXTS
 
 TOML = """\
 # my own
@@ -75,7 +75,7 @@ def test_variables_are_lines() -> None:
 )
 def test_a_text_of_another_format_is_refused(file_format: FileFormat, text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
-        texts_of(file_format).read(text, ("a",))
+        TEXTS[file_format][0](text, ("a",))
 
 
 @pytest.mark.parametrize("place", [("a", "b"), (("a", "b"),), ("a", ("b", "c"))])
@@ -83,4 +83,4 @@ def test_a_way_through_another_kind_of_value_is_refused(place: Any) -> None:
     texts: list[tuple[FileFormat, str]] = [("toml", 'a = "x"'), ("yaml", "a: x")]
     for file_format, text in texts:
         with pytest.raises(TypeError):
-            texts_of(file_format).put(text, place, 1)
+            TEXTS[file_format][1](text, place, 1)

@@ -17,11 +17,10 @@ from supervisor.clients.client import (
     ServedModel,
 )
 from supervisor.clients.journal import (
+    JOURNAL,
+    TEXTS,
     apply_file_settings,
     is_empty,
-    read_json,
-    texts_of,
-    to_json,
     undo_entries,
 )
 from supervisor.clients.programs import CLIENTS
@@ -53,11 +52,11 @@ def own_of(wanted: FileSettings) -> str:
 def test_every_file_is_as_it_was_before(wanted: FileSettings) -> None:
     own = own_of(wanted)
     text, written = apply_file_settings(own, wanted, None, is_new=False)
-    texts = texts_of(wanted.format)
+    read, _, _ = TEXTS[wanted.format]
     for place, value in wanted.values.items():
-        assert texts.read(text, place) == value
+        assert read(text, place) == value
     assert "mine" in text
-    (again,) = read_json(json.loads(json.dumps(to_json([written]))))
+    (again,) = JOURNAL.validate_json(JOURNAL.dump_json([written]))
     assert again == written
     found = undo_entries(text, again)
     assert (found[0].split(), found[1]) == (own.split(), ())
@@ -123,4 +122,4 @@ def test_another_model_leaves_what_was_there_at_first() -> None:
     text, second = apply_file_settings(text, wanted({("model",): "b"}), first, is_new=False)
     assert json.loads(text) == {"model": "b"}
     assert json.loads(undo_entries(text, second)[0]) == {"model": "opus"}
-    assert texts_of("json").read(text, ("other",)) is ABSENT
+    assert TEXTS["json"][0](text, ("other",)) is ABSENT
