@@ -404,10 +404,10 @@ def model_get(
     Without QUANT, the quantisation that fits this machine is chosen. A broken download continues.
     """
     from supervisor.cli.model import get as call
-    from supervisor.cli.targets import GetOptions
 
-    options = GetOptions(projector, draft, dry_run, as_lines)
-    return call(name, options)
+    companions = {"projector": projector, "draft": draft}
+    left_out = [kind for kind, is_wanted in companions.items() if not is_wanted]
+    return call(name, left_out, dry_run=dry_run, as_lines=as_lines)
 
 
 @verb(model_commands, "search")

@@ -17,15 +17,8 @@ from typing import Any, Final, Self
 import httpx
 
 from proxy.errors import Draining
+from supervisor import errors
 from supervisor.daemon.control_client import Client
-from supervisor.errors import (
-    AccessDenied,
-    CorralError,
-    DaemonBusy,
-    Interrupted,
-    NotRunning,
-    SettingsInvalid,
-)
 from supervisor.output import CommandResult, ProgressMeter, colored, duration, table, write
 from supervisor.system.files import open_regular
 from supervisor.system.paths import directories
@@ -47,15 +40,17 @@ def pinned_context(cert: Path) -> ssl.SSLContext:
         text = cert.read_text("ascii", "ignore")
         context.load_verify_locations(cadata=text.partition(_END)[0] + _END + "\n")
     except (ssl.SSLError, ValueError) as error:
-        raise SettingsInvalid(f"the daemon's certificate {cert} cannot be used: {error}") from error
+        raise errors.SettingsInvalid(
+            f"the daemon's certificate {cert} cannot be used: {error}"
+        ) from error
     except OSError as error:
         reason = f"the daemon's certificate {cert} cannot be read: {error.strerror}"
-        raise AccessDenied(reason) from error
+        raise errors.AccessDenied(reason) from error
     if own := os.environ.get(CERT_VARIABLE):
         try:
             context.load_cert_chain(own, password="")
         except OSError as error:  # also an ssl.SSLError
-            raise SettingsInvalid(
+            raise errors.SettingsInvalid(
                 f"{CERT_VARIABLE}: {own} cannot be used: {error.strerror or error}",
                 hint="name a PEM file with a client certificate and its key, without a passphrase",
             ) from error
@@ -156,30 +151,32 @@ def translate_http_errors(hint: str = _CONTINUE) -> Iterator[None]:
         yield
     except httpx.HTTPError as error:
         if "[SSL" in str(error) or "CERTIFICATE" in str(error):
-            raise AccessDenied(
+            raise errors.AccessDenied(
                 f"no TLS connection with the daemon: {error}",
                 hint=f"if it demands a client certificate, set {CERT_VARIABLE} to a PEM file with "
                 "one and its key; corral config check shows whether its own has expired",
             ) from error
         what = str(error) or type(error).__name__
-        raise DaemonBusy(f"the daemon does not answer: {what}", hint=hint) from error
+        raise errors.DaemonBusy(f"the daemon does not answer: {what}", hint=hint) from error
 
 
-def _failure(response: httpx.Response) -> CorralError:
+def _failure(response: httpx.Response) -> errors.CorralError:
     try:
         error = response.json()["error"]
         message, code = str(error["message"]), error.get("code")
     except (ValueError, LookupError, TypeError, AttributeError):
         message, code = f"the daemon answered with status {response.status_code}", None
     if code == Draining.code:
-        return DaemonBusy(message)
+        return errors.DaemonBusy(message)
     is_key = response.status_code == httpx.codes.UNAUTHORIZED
-    return CorralError(message, hint=f"set {KEY_VARIABLE} to an API key" if is_key else None)
+    return errors.CorralError(message, hint=f"set {KEY_VARIABLE} to an API key" if is_key else None)
 
 
 def _safe(batch_id: str) -> str:
     if not batch_id.replace("_", "").replace("-", "").isalnum() or not batch_id.isascii():
-        raise CorralError(f"{batch_id!r} is not a batch id", hint="corral batch list shows them")
+        raise errors.CorralError(
+            f"{batch_id!r} is not a batch id", hint="corral batch list shows them"
+        )
     return batch_id
 
 
@@ -200,8 +197,8 @@ def _write(path: Path, pieces: Iterator[bytes]) -> None:
         raise
 
 
-def _unwritable(path: Path, error: OSError) -> AccessDenied:
-    return AccessDenied(f"cannot write {path}: {error.strerror}")
+def _unwritable(path: Path, error: OSError) -> errors.AccessDenied:
+    return errors.AccessDenied(f"cannot write {path}: {error.strerror}")
 
 
 _ACTIVE: Final = frozenset({"validating", "in_progress", "finalizing", "cancelling"})
@@ -247,12 +244,12 @@ def _await_batch(
     while True:
         try:
             return client.get(batch["id"])
-        except (DaemonBusy, NotRunning):
+        except (errors.DaemonBusy, errors.NotRunning):
             if time.monotonic() >= until_s:
                 raise
         meter.show(batch["id"], _fraction(batch), "waits until the daemon runs again")
         time.sleep(_POLL_FIRST_S)
-        with suppress(DaemonBusy, NotRunning):
+        with suppress(errors.DaemonBusy, errors.NotRunning):
             client.reconnect()
 
 
@@ -300,10 +297,10 @@ def run(path: Path, output: Path | None) -> CommandResult:
             batch = wait(client, batch, ProgressMeter())
         except KeyboardInterrupt as interrupt:
             raise _handle_interrupt(client, batch["id"]) from interrupt
-        except (DaemonBusy, NotRunning) as error:
+        except (errors.DaemonBusy, errors.NotRunning) as error:
             again = f"corral start, then corral batch show {batch['id']}"
             hint = f"{batch['id']} continues when the daemon runs again: {again}"
-            raise DaemonBusy(error.message, hint=hint) from error
+            raise errors.DaemonBusy(error.message, hint=hint) from error
         return _result(batch, _download(client, batch, files))
 
 
@@ -338,7 +335,7 @@ def _create_batch(client: BatchClient, path: Path, endpoint: str) -> Object:
         uploaded = client.upload(path)
         return client.create(uploaded["id"], endpoint)
     except KeyboardInterrupt as interrupt:
-        raise Interrupted(
+        raise errors.Interrupted(
             f"stopped while {path} was sent", hint="corral batch list shows whether it runs"
         ) from interrupt
 
@@ -350,11 +347,11 @@ def _endpoint(path: Path) -> str:
             lines = iter(lambda: file.readline(_LINE_MAX_BYTES), b"")
             line = next((line for line in lines if line.strip()), b"")
     except OSError as error:
-        raise AccessDenied(f"cannot read {path}: {error.strerror}") from error
+        raise errors.AccessDenied(f"cannot read {path}: {error.strerror}") from error
     try:
         url = json.loads(line.decode("utf-8-sig"))["url"]
     except (ValueError, KeyError, TypeError) as error:
-        raise CorralError(
+        raise errors.CorralError(
             f"the first line of {path} is not a batch request", hint=f"a line is {_EXAMPLE}"
         ) from error
     return str(url)
@@ -368,12 +365,12 @@ def _output_files(output: Path) -> tuple[Path, Path]:
 def _check_new(files: tuple[Path, Path]) -> None:
     for path in files:
         if os.path.lexists(path):
-            raise AccessDenied(
+            raise errors.AccessDenied(
                 f"{path} exists already", hint="move it away, or name another file by --output"
             )
     parent = files[0].absolute().parent
     if not os.access(parent, os.W_OK):
-        raise AccessDenied(f"cannot write to {parent}", hint="name a file by --output")
+        raise errors.AccessDenied(f"cannot write to {parent}", hint="name a file by --output")
 
 
 def _download(client: BatchClient, batch: Object, files: tuple[Path, Path]) -> list[Path]:
@@ -385,18 +382,18 @@ def _download(client: BatchClient, batch: Object, files: tuple[Path, Path]) -> l
     return written
 
 
-def _handle_interrupt(client: BatchClient, batch_id: str) -> Interrupted:
+def _handle_interrupt(client: BatchClient, batch_id: str) -> errors.Interrupted:
     """After Ctrl-C the batch continues; a second Ctrl-C cancels it."""
     write(f"\n{batch_id} continues; Ctrl-C again cancels it", sys.stderr)
     try:
         time.sleep(_SECOND_S)
     except KeyboardInterrupt:
         client.cancel(batch_id)
-        return Interrupted(
+        return errors.Interrupted(
             f"{batch_id} is cancelled",
             hint=f"corral batch show {batch_id} --output FILE.jsonl writes the results so far",
         )
-    return Interrupted(
+    return errors.Interrupted(
         f"stopped waiting; {batch_id} continues",
         hint=f"corral batch show {batch_id} shows its progress, "
         f"with --output FILE.jsonl it writes the results; corral batch cancel {batch_id} ends it",

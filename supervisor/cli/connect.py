@@ -18,25 +18,7 @@ import httpx
 
 from supervisor.cli.batch import KEY_VARIABLE, connect, translate_http_errors
 from supervisor.clients import client as client_module
-from supervisor.clients.client import (
-    Api,
-    ClientProgram,
-    Facts,
-    FileSettings,
-    Place,
-    Places,
-    ServedModel,
-    self_signed,
-)
-from supervisor.clients.journal import (
-    JOURNAL,
-    FileEntries,
-    apply_file_settings,
-    is_empty,
-    notes_of,
-    text_of,
-    undo_entries,
-)
+from supervisor.clients import journal
 from supervisor.clients.programs import CLIENTS
 from supervisor.daemon.control_client import Client
 from supervisor.daemon.control_messages import DaemonStatus, ModelStatus
@@ -54,7 +36,7 @@ _CHECK_TIMEOUT_S: Final = 600.0
 _STATE: Final = "corral status shows its state"
 
 
-def daemon_facts(model: str | None, small: str | None) -> Facts:
+def daemon_facts(model: str | None, small: str | None) -> client_module.Facts:
     """Read the facts that clients' settings need; raises NotRunning.
 
     Raises NoSuchModel if the daemon has no such model with chats, or AccessDenied if it needs a key
@@ -72,17 +54,17 @@ def daemon_facts(model: str | None, small: str | None) -> Facts:
     loaded = [found.name for found in status.models if found.state == "loaded"]
     default = settings.proxy.default_model
     chosen = _choose_model(model, models, [*([default] if default else []), *loaded])
-    return Facts(
+    return client_module.Facts(
         url=status.url,
         models=models,
         model=chosen,
         small=_choose_model(small, models, [chosen.name]),
         needs_key=needs_key,
-        certificate=self_signed(status.tls_cert),
+        certificate=client_module.self_signed(status.tls_cert),
     )
 
 
-def check(facts: Facts, api: Api) -> None:
+def check(facts: client_module.Facts, api: client_module.Api) -> None:
     """Send one request as a client does; raises CorralError if it fails or its answer is cut."""
     body = client_module.body(api, facts.model.name)
     with connect() as http, translate_http_errors(_STATE):
@@ -117,10 +99,10 @@ def _list_models(http: httpx.Client) -> tuple[list[Mapping[str, Any]], bool]:
 
 def _chat_models(
     listed: Iterable[Mapping[str, Any]], status: DaemonStatus, settings: Settings
-) -> tuple[ServedModel, ...]:
+) -> tuple[client_module.ServedModel, ...]:
     local = {model.name: model for model in status.models}
     return tuple(
-        ServedModel(
+        client_module.ServedModel(
             model["id"],
             model["context_length"],
             sees_images="image" in model["architecture"]["input_modalities"],
@@ -143,8 +125,8 @@ def _chats(model: ModelStatus | None, settings: Settings) -> bool:
 
 
 def _choose_model(
-    name: str | None, models: Sequence[ServedModel], preferred: Sequence[str]
-) -> ServedModel:
+    name: str | None, models: Sequence[client_module.ServedModel], preferred: Sequence[str]
+) -> client_module.ServedModel:
     by_name = {model.name: model for model in models}
     known = ", ".join(by_name) or "none"
     if name is None and models:
@@ -178,7 +160,9 @@ class SettingsFiles:
     def is_connected(self, client: str) -> bool:
         return self._journal(client).exists()
 
-    def write(self, client: str, wanted: Sequence[FileSettings]) -> list[tuple[Path, Path | None]]:
+    def write(
+        self, client: str, wanted: Sequence[client_module.FileSettings]
+    ) -> list[tuple[Path, Path | None]]:
         """Write settings; return each path, and its backup if the file existed before."""
         wanted = [replace(file, path=Path(os.path.realpath(file.path))) for file in wanted]
         earlier = {file_entries.path: file_entries for file_entries in self._read(client)}
@@ -192,10 +176,10 @@ class SettingsFiles:
             make_private(self._journals.parent)
             make_private(self._journals)
             entries = [*(file_entries for _, file_entries in made), *others]
-            write_atomic(self._journal(client), JOURNAL.dump_json(entries))
+            write_atomic(self._journal(client), journal.JOURNAL.dump_json(entries))
         return [_write_text(entries.path, text) for text, entries in made]
 
-    def undo(self, client: str) -> list[tuple[Path, tuple[Place, ...], bool]]:
+    def undo(self, client: str) -> list[tuple[Path, tuple[client_module.Place, ...], bool]]:
         """Remove the settings that were written; raises CorralError if there are none.
 
         Returns:
@@ -211,10 +195,10 @@ class SettingsFiles:
         for file in written:
             if text := _text(file.path):
                 with _report_format_errors(file.path):
-                    found.append((file, undo_entries(text, file)))
+                    found.append((file, journal.undo_entries(text, file)))
         restored = []
         for file, (text, left) in found:
-            is_removed = file.is_new and is_empty(text)
+            is_removed = file.is_new and journal.is_empty(text)
             with _report_os_errors(file.path):
                 if is_removed:
                     file.path.unlink(missing_ok=True)
@@ -228,12 +212,12 @@ class SettingsFiles:
     def _journal(self, client: str) -> Path:
         return self._journals / f"{client}.json"
 
-    def _read(self, client: str) -> list[FileEntries]:
+    def _read(self, client: str) -> list[journal.FileEntries]:
         path = self._journal(client)
         if (text := _text(path)) is None:
             return []
         try:
-            return JOURNAL.validate_json(text)
+            return journal.JOURNAL.validate_json(text)
         except ValueError as error:
             raise SettingsInvalid(
                 f"{path} cannot be read: {error}",
@@ -241,10 +225,12 @@ class SettingsFiles:
             ) from error
 
 
-def _apply_settings(wanted: FileSettings, earlier: FileEntries | None) -> tuple[str, FileEntries]:
+def _apply_settings(
+    wanted: client_module.FileSettings, earlier: journal.FileEntries | None
+) -> tuple[str, journal.FileEntries]:
     text = _text(wanted.path)
     with _report_format_errors(wanted.path):
-        return apply_file_settings(text or "", wanted, earlier, is_new=text is None)
+        return journal.apply_file_settings(text or "", wanted, earlier, is_new=text is None)
 
 
 @contextmanager
@@ -318,12 +304,14 @@ def show(name: str, model: str | None, small: str | None) -> CommandResult:
     client = _client(name)
     facts = daemon_facts(model, small)
     settings = client.files(facts, _places())
-    text = "\n\n".join(f"# {file.path}\n{text_of(file)}".rstrip() for file in settings)
+    text = "\n\n".join(f"# {file.path}\n{journal.text_of(file)}".rstrip() for file in settings)
     data = {
         "client": name,
-        "files": [{"path": str(file.path), "content": text_of(replace(file))} for file in settings],
+        "files": [
+            {"path": str(file.path), "content": journal.text_of(replace(file))} for file in settings
+        ],
     }
-    notes = (*notes_of(client, facts), f"corral connect {name} --write writes them")
+    notes = (*journal.notes_of(client, facts), f"corral connect {name} --write writes them")
     return CommandResult(data, text, notes)
 
 
@@ -348,7 +336,7 @@ def write(name: str, model: str | None, small: str | None, *, checks: bool) -> C
     }
     notes = (
         *(f"{backup} has the previous content" for backup in backups),
-        *notes_of(client, facts),
+        *journal.notes_of(client, facts),
         f"start it: {client.run(facts)}",
     )
     return CommandResult(data, "\n".join(lines), notes)
@@ -373,7 +361,7 @@ def client_names() -> list[str]:
     return [client.name for client in CLIENTS]
 
 
-def _client(name: str) -> ClientProgram:
+def _client(name: str) -> client_module.ClientProgram:
     for client in CLIENTS:
         if client.name == name:
             return client
@@ -381,11 +369,13 @@ def _client(name: str) -> ClientProgram:
     raise CorralError(f"no client is named {name!r}", hint=f"clients: {known}")
 
 
-def _places() -> Places:
-    return Places(Path.home(), dict(os.environ), directories().config)
+def _places() -> client_module.Places:
+    return client_module.Places(Path.home(), dict(os.environ), directories().config)
 
 
-def _row(client: ClientProgram, places: Places, files: SettingsFiles) -> dict[str, object]:
+def _row(
+    client: client_module.ClientProgram, places: client_module.Places, files: SettingsFiles
+) -> dict[str, object]:
     is_installed = any(shutil.which(program) for program in client.programs)
     directory = client.directory(places)
     is_own = directory not in {places.home, places.corral}

@@ -24,18 +24,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+from supervisor import errors
 from supervisor.cli.serve import settings_options, spawn_daemon
 from supervisor.daemon.control_client import Client, Stream, StreamEnded
 from supervisor.daemon.control_messages import DaemonStatus, JoinedHost, read
 from supervisor.daemon.model_commands import resolve_running
-from supervisor.errors import (
-    CorralError,
-    DaemonBusy,
-    DaemonExited,
-    DaemonStopping,
-    NotRunning,
-    SettingsInvalid,
-)
 from supervisor.events import DAEMON_STOPPED, Event
 from supervisor.log import json_sink
 from supervisor.output import CommandResult, to_json
@@ -58,7 +51,7 @@ def watch_host(stdin: int, watch_pid: int | None, on_gone: OnGone) -> None:
     process = _identity(watch_pid) if watch_pid else None
     is_watched = _can_close(stdin)
     if not (is_watched or process):
-        raise SettingsInvalid(
+        raise errors.SettingsInvalid(
             "corral serve --desktop cannot see the end of its host: standard input is not a pipe",
             hint="keep a pipe open as its standard input, or pass --watch-pid PID",
         )
@@ -81,7 +74,7 @@ def _identity(pid: int) -> ProcessIdentity:
     try:
         return identity_of(pid)
     except ProcessLookupError as error:
-        raise SettingsInvalid(
+        raise errors.SettingsInvalid(
             f"--watch-pid {pid}: there is no such process", hint="pass the pid of the application"
         ) from error
 
@@ -238,7 +231,7 @@ def _error(code: str, fields: Mapping[str, Any]) -> Line:
     }
 
 
-def error_line(error: CorralError) -> Line:
+def error_line(error: errors.CorralError) -> Line:
     return {"event": "error", **error.as_json()}
 
 
@@ -274,9 +267,9 @@ def join(
             try:
                 messages = client.host()
                 return messages, read(JoinedHost, next(messages)["host"]), started
-            except DaemonStopping:
+            except errors.DaemonStopping:
                 _wait_until_stopped(where, until_s)
-            except NotRunning:
+            except errors.NotRunning:
                 if time.monotonic() > until_s:
                     raise
             if time.monotonic() < spawn_at_s:
@@ -284,7 +277,9 @@ def join(
                 continue
             try:
                 started = spawn_daemon(words, ["--desktop", *options], where, stdin)
-            except DaemonBusy:  # another host's daemon holds the lock and does not answer yet
+            except (
+                errors.DaemonBusy
+            ):  # another host's daemon holds the lock and does not answer yet
                 spawn_at_s = time.monotonic() + _ANSWER_S
 
 
@@ -303,7 +298,7 @@ def _wait_until_stopped(where: Directories, until_s: float) -> None:
     """Wait for the end of a stopping daemon; raises DaemonStopping if it takes too long."""
     with process_end(read_owner(where.state_file)) as end:
         if not end.wait(max(0.0, until_s - time.monotonic())):
-            raise DaemonStopping(
+            raise errors.DaemonStopping(
                 "the daemon of this runtime directory has been stopping for half a minute",
                 hint="another corral stop ends it at once",
                 log=str(where.daemon_log),
@@ -327,7 +322,7 @@ def serve_desktop(
         host = _DesktopHost(directories(), write, log.write)
         watch_host(0, watch_pid, host.leave)
         host.serve(words, settings_options(config, _LISTEN))
-    except CorralError as error:
+    except errors.CorralError as error:
         write(error_line(error))
         raise
     finally:
@@ -368,16 +363,16 @@ class _DesktopHost:
             names = models
 
             def start() -> None:
-                with suppress(CorralError):  # the daemon's events tell the result
+                with suppress(errors.CorralError):  # the daemon's events tell the result
                     next(self._client.command("start", names), None)
 
             _run_in_thread(start)
         try:
             self._forward_events(messages, status.pid)
-        except DaemonBusy as error:
+        except errors.DaemonBusy as error:
             if not isinstance(error, StreamEnded) and _is_alive(status.pid):
                 raise
-            raise DaemonExited(
+            raise errors.DaemonExited(
                 "the daemon was killed",
                 hint="start corral serve --desktop again; the end of its log may say why",
                 log=str(self._where.daemon_log),
@@ -388,7 +383,7 @@ class _DesktopHost:
         self._reasons.get()
         if self._number is None:
             os._exit(0)  # a daemon that was started for this host sees its pipe closed
-        with suppress(CorralError):
+        with suppress(errors.CorralError):
             self._client.leave(self._number)
         self._reasons.get()
         os._exit(0)

@@ -8,22 +8,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final
 
-from supervisor.builds import discover
+from supervisor.builds import discover, installed
 from supervisor.builds import discover as engines
 from supervisor.builds.discover import Candidate, Engine, runtime_metadata
 from supervisor.builds.help import Flag
 from supervisor.builds.install import install as install_release
-from supervisor.builds.installed import (
-    EngineSetting,
-    InstalledBuild,
-    find_build,
-    lock_builds,
-    read_build,
-    read_in_use,
-    remove_build,
-    roll_back,
-    use_build,
-)
 from supervisor.builds.releases import ReleaseApi, is_tag, new_client
 from supervisor.builds.variant import choose, this_machine
 from supervisor.cli.transfer_meter import TransferMeter
@@ -80,7 +69,7 @@ def show_help(name: str | None, config: Path | None) -> CommandResult:
     return CommandResult(asdict(flag), _describe(flag))
 
 
-def _setting(config: Path | None) -> EngineSetting | None:
+def _setting(config: Path | None) -> installed.EngineSetting | None:
     return load(config, config_dir=directories().config).settings.engine
 
 
@@ -144,12 +133,12 @@ def use(name: str, config: Path | None) -> CommandResult:
     """Use a build for models without their own engine; raises EngineMissing, EngineBroken."""
     where = directories()
     settings = load(config, config_dir=where.config).settings
-    build = find_build(name, where.engines)
+    build = installed.find_build(name, where.engines)
     discover.load(
         build.name, cache_dir=where.cache, places=discover.default_search_paths(where.engines)
     )
-    with lock_builds(where.engines):
-        use_build(build.name, where.engines)
+    with installed.lock_builds(where.engines):
+        installed.use_build(build.name, where.engines)
     return now_in_use(build.name, settings, where)
 
 
@@ -157,28 +146,28 @@ def rollback(config: Path | None) -> CommandResult:
     """Use the previous build; raises EngineMissing if there is none."""
     where = directories()
     settings = load(config, config_dir=where.config).settings
-    with lock_builds(where.engines):
-        current = roll_back(where.engines).current
+    with installed.lock_builds(where.engines):
+        current = installed.roll_back(where.engines).current
     return now_in_use(current, settings, where)
 
 
 def remove(name: str, config: Path | None) -> CommandResult:
     """Remove an installed build; raises EngineMissing, or EngineInUse if anything uses it."""
     where = directories()
-    build = find_build(name, where.engines)
+    build = installed.find_build(name, where.engines)
     settings = load(config, config_dir=where.config).settings
-    with lock_builds(where.engines):
+    with installed.lock_builds(where.engines):
         for reason, hint in _uses(build, settings, where):
             raise EngineInUse(f"{build.name} is not removed: {reason}", hint=hint)
-        remove_build(build, where.engines)
+        installed.remove_build(build, where.engines)
     return CommandResult({"name": build.name}, f"removed {build.name}")
 
 
 def _uses(
-    build: InstalledBuild, settings: Settings, where: Directories
+    build: installed.InstalledBuild, settings: Settings, where: Directories
 ) -> Iterator[tuple[str, str]]:
     """Yield each use of a build, and how to end it."""
-    if read_in_use(where.engines).current == build.name:
+    if installed.read_in_use(where.engines).current == build.name:
         yield "it is the build in use", "corral engine use another one, or corral engine rollback"
     for key, setting in _settings(settings):
         if isinstance(setting, str) and _is_named(setting, build, where):
@@ -194,14 +183,14 @@ def _uses(
                 yield f"{instance.name} runs it", ends
 
 
-def _is_named(setting: str, build: InstalledBuild, where: Directories) -> bool:
+def _is_named(setting: str, build: installed.InstalledBuild, where: Directories) -> bool:
     try:
-        return find_build(setting, where.engines) == build
+        return installed.find_build(setting, where.engines) == build
     except CorralError:
         return False
 
 
-def _settings(settings: Settings) -> Iterator[tuple[str, EngineSetting | None]]:
+def _settings(settings: Settings) -> Iterator[tuple[str, installed.EngineSetting | None]]:
     yield "engine", settings.engine
     for name, model in settings.models.items():
         yield f"models.{name}.engine", model.engine
@@ -247,11 +236,11 @@ def install(wanted: str, variant: str | None, config: Path | None) -> CommandRes
     """
     where = directories()
     settings = load(config, config_dir=where.config).settings
-    with lock_builds(where.engines):
+    with installed.lock_builds(where.engines):
         build, is_new, notes = _install(wanted, variant, settings, where)
         if next(discover.find(None, discover.default_search_paths(where.engines)), None) is None:
-            use_build(build.name, where.engines)
-        is_used = read_in_use(where.engines).current == build.name
+            installed.use_build(build.name, where.engines)
+        is_used = installed.read_in_use(where.engines).current == build.name
     text = f"{'installed' if is_new else 'already installed:'} {build.name}"
     then = "in use" if is_used else f"corral engine use {build.name}"
     data = {**asdict(build), "path": str(build.path(where.engines))}
@@ -262,13 +251,13 @@ def update(wanted: str, config: Path | None) -> CommandResult:
     """Install a newer build of the variant in use, and use it; other builds stay installed."""
     where = directories()
     settings = load(config, config_dir=where.config).settings
-    with lock_builds(where.engines):
-        name, current = read_in_use(where.engines).current, None
+    with installed.lock_builds(where.engines):
+        name, current = installed.read_in_use(where.engines).current, None
         with suppress(EngineMissing):
-            current = find_build(name, where.engines) if name else None
+            current = installed.find_build(name, where.engines) if name else None
         variant = current.variant.partition("-")[0] if current else None
         build, _, notes = _install(wanted, variant, settings, where, newer_than=current)
-        use_build(build.name, where.engines)
+        installed.use_build(build.name, where.engines)
     shown = now_in_use(build.name, settings, where)
     if current == build:
         return replace(shown, text=f"{current.name} is up to date")
@@ -281,8 +270,8 @@ def _install(
     variant: str | None,
     settings: Settings,
     where: Directories,
-    newer_than: InstalledBuild | None = None,
-) -> tuple[InstalledBuild, bool, tuple[str, ...]]:
+    newer_than: installed.InstalledBuild | None = None,
+) -> tuple[installed.InstalledBuild, bool, tuple[str, ...]]:
     """Install a build; return it, whether it is new, and notes.
 
     An installed build is kept, and so is `newer_than` if the wanted build is not newer.
@@ -298,8 +287,8 @@ def _install(
         if newer_than and (release.build or 0) <= newer_than.build:
             return newer_than, False, ()
         choice = choose(release, target, variant)
-        if installed := read_build(where.engines / choice.name):
-            return installed, False, ()
+        if build := installed.read_build(where.engines / choice.name):
+            return build, False, ()
         with TransferMeter() as meter:
             meter.note(f"{choice.name}, {choice.reason}; {size(choice.size_bytes)} to download")
 

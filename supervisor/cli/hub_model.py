@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,8 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from supervisor.builds.discover import Engine
-from supervisor.cli import transfer_meter
-from supervisor.cli.targets import GetOptions
+from supervisor.cli.transfer_meter import TransferMeter
 from supervisor.errors import AccessDenied, DownloadFailed, EngineBroken, EngineMissing, OutOfMemory
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.models import file_names
@@ -48,11 +47,8 @@ class MachineFit:
         self._engine: Engine | None = None
         with suppress(EngineMissing, EngineBroken):
             self._engine = self._planner.engine()
-        self.room = (
-            self._planner.capacity(self._engine)
-            if self._engine
-            else capacity(machine.read(), (), self._budget_bytes)
-        )
+        devices = self._engine.devices if self._engine else ()
+        self.room = capacity(machine.read(), devices, self._budget_bytes)
 
     @property
     def most_bytes(self) -> int:
@@ -79,12 +75,9 @@ class MachineFit:
         return _text(plan, self.room), misfit_reason(plan.estimate, self.room)
 
     def _by_size(self, size_bytes: int) -> Fit:
-        misfit = (
-            f"its files take {size(size_bytes)}, but models may use {size(self.room.host)}"
-            if size_bytes > self.room.host
-            else None
-        )
-        return "no engine is installed, so only the size of its files was compared", misfit
+        misfit = f"its files take {size(size_bytes)}, but models may use {size(self.room.host)}"
+        text = "no engine is installed, so only the size of its files was compared"
+        return text, misfit if size_bytes > self.room.host else None
 
 
 def _text(plan: Plan, room: MemoryCapacity) -> str:
@@ -106,20 +99,31 @@ _COMPANIONS: tuple[FileKind, ...] = ("projector", "draft")
 class ModelChoice:
     """The parts to fetch from a repository."""
 
+    repository: Repository
     model: FileGroup  # or another part that was named by its file
     companions: tuple[FileGroup, ...] = ()  # its projector and its draft
     reason: str = ""  # a clause
     warning: str | None = None  # a sentence if the model does not fit
 
     @property
-    def groups(self) -> tuple[FileGroup, ...]:
-        return (self.model, *self.companions)
+    def files(self) -> list[tuple[FileKind, RemoteFile]]:
+        groups = (self.model, *self.companions)
+        return [
+            (group.first.kind, self.repository.file(file))
+            for group in groups
+            for file in group.files
+        ]
+
+    @property
+    def name(self) -> str:
+        first = self.model.first
+        return f"{self.repository.repo}:{first.quantisation or Path(first.prefix).name}"
 
 
 def choose(
     repository: Repository,
     wanted: HubReference,
-    left_out: frozenset[FileKind],
+    left_out: Collection[str],
     here: MachineFit,
     client: HubClient,
 ) -> ModelChoice:
@@ -142,15 +146,15 @@ def choose(
     model = repository_module.choose_named(repository, wanted)
     others = companions(repository, model, left_out)
     if model.first.kind != "model":
-        return ModelChoice(model, others, "as named")
+        return ModelChoice(repository, model, others, "as named")
     text, misfit = fit_of(model, others)
     warning = f"it will not fit: {misfit}" if misfit else None
-    return ModelChoice(model, others, f"as named, {text}", warning)
+    return ModelChoice(repository, model, others, f"as named, {text}", warning)
 
 
 def _choose_fitting(
     repository: Repository,
-    left_out: frozenset[FileKind],
+    left_out: Collection[str],
     here: MachineFit,
     fit_of: Callable[[FileGroup, tuple[FileGroup, ...]], Fit],
 ) -> ModelChoice:
@@ -164,7 +168,8 @@ def _choose_fitting(
         others = companions(repository, model, left_out)
         text, misfit = fit_of(model, others)
         if misfit is None:
-            return ModelChoice(model, others, _reason(repository, model, text, tried))
+            reason = _reason(repository, model, text, tried)
+            return ModelChoice(repository, model, others, reason)
         most_bytes = size_bytes
         tried = tried or f"{model.first.quantisation} can never fit: {misfit}"
     least = min(repository_module.models(repository), key=repository.size_bytes)
@@ -178,19 +183,18 @@ def _choose_fitting(
 
 
 def choose_cached(
-    repository: Repository, wanted: HubReference, left_out: frozenset[FileKind]
+    repository: Repository, wanted: HubReference, left_out: Collection[str]
 ) -> ModelChoice:
-    is_named = wanted.file or wanted.quantisation
-    model = (
-        repository_module.choose_named(repository, wanted)
-        if is_named
-        else repository_module.rank_models(repository)[0]
-    )
-    return ModelChoice(model, companions(repository, model, left_out), "it is here")
+    if wanted.file or wanted.quantisation:
+        model = repository_module.choose_named(repository, wanted)
+    else:
+        model = repository_module.rank_models(repository)[0]
+    others = companions(repository, model, left_out)
+    return ModelChoice(repository, model, others, "it is here")
 
 
 def companions(
-    repository: Repository, model: FileGroup, left_out: frozenset[FileKind]
+    repository: Repository, model: FileGroup, left_out: Collection[str]
 ) -> tuple[FileGroup, ...]:
     """Return the projector and the draft of a model; another part has no companions."""
     if model.first.kind != "model":
@@ -213,94 +217,64 @@ def _reason(repository: Repository, model: FileGroup, fit: str, tried: str) -> s
 _LEAVES_OUT = {"projector": "--no-projector", "draft": "--no-draft"}
 
 
-@dataclass(frozen=True, slots=True)
-class _Download:
-    repository: Repository
-    chosen: ModelChoice
-    cache: HubCache
-
-    @property
-    def files(self) -> tuple[tuple[FileGroup, RemoteFile], ...]:
-        return tuple(
-            (group, self.repository.file(file))
-            for group in self.chosen.groups
-            for file in group.files
-        )
-
-    @property
-    def missing(self) -> tuple[RemoteFile, ...]:
-        return tuple(
-            file for _, file in self.files if not self.cache.is_here(self.repository, file)
-        )
-
-    @property
-    def missing_bytes(self) -> int:
-        parts = (self.cache.part_bytes(self.repository, file) for file in self.missing)
-        return sum(file.size_bytes for file in self.missing) - sum(parts)
-
-    @property
-    def path(self) -> Path:
-        return self.cache.path(self.repository, self.chosen.model.first.path)
-
-    @property
-    def name(self) -> str:
-        first = self.chosen.model.first
-        return f"{self.repository.repo}:{first.quantisation or Path(first.prefix).name}"
-
-
-def get_from_hub(wanted: HubReference, where: Directories, options: GetOptions) -> CommandResult:
+def get_from_hub(
+    wanted: HubReference,
+    where: Directories,
+    left_out: Collection[str],
+    meter: TransferMeter,
+    *,
+    dry_run: bool,
+) -> CommandResult:
     """Fetch a model into the Hugging Face cache; raises as `model.get`."""
     cache = HubCache(cache_root())
     try:
         if is_offline():
-            return _find_cached_model(wanted, cache, options)
-        return _fetch_model(wanted, where, cache, options)
+            return _find_cached_model(wanted, cache, left_out)
+        with meter:
+            client = HubClient(notify=meter.note)
+            repository = client.repository(wanted.repo, wanted.revision)
+            chosen = choose(repository, wanted, left_out, MachineFit(where), client)
+            missing = [file for _, file in chosen.files if not cache.is_here(repository, file)]
+            here_bytes = sum(cache.part_bytes(repository, file) for file in missing)
+            missing_bytes = sum(file.size_bytes for file in missing) - here_bytes
+            for line in _hub_announcement(chosen, here_bytes, missing_bytes):
+                meter.note(line)
+            if dry_run:
+                return CommandResult(_hub_data(chosen, cache, 0, missing_bytes))
+            transfer_module.check_space(cache.root, missing_bytes)
+            received_bytes = 0
+            for file in missing:
+                transfer = _hub_transfer(repository, file, cache, client)
+                received_bytes += fetch(transfer, client, partial(meter.show, file.path))[0]
+            for _, file in chosen.files:
+                cache.publish(repository, file)
     except OSError as error:
         raise AccessDenied(
             f"cannot use {error.filename or cache.root}: {error.strerror or error}",
             hint="make it readable and writable, or set HF_HOME to another directory",
         ) from error
+    return _result(chosen, cache, received_bytes)
 
 
-def _fetch_model(
-    wanted: HubReference, where: Directories, cache: HubCache, options: GetOptions
+def _find_cached_model(
+    wanted: HubReference, cache: HubCache, left_out: Collection[str]
 ) -> CommandResult:
-    with transfer_meter.meter(as_lines=options.as_lines) as meter:
-        client = HubClient(notify=meter.note)
-        repository = client.repository(wanted.repo, wanted.revision)
-        here = MachineFit(where)
-        chosen = choose(repository, wanted, options.left_out, here, client)
-        download = _Download(repository, chosen, cache)
-        for line in _hub_announcement(download):
-            meter.note(line)
-        if options.dry_run:
-            return CommandResult(_hub_data(download, 0))
-        transfer_module.check_space(cache.root, download.missing_bytes)
-        received = sum(
-            fetch(_hub_transfer(download, file, client), client, partial(meter.show, file.path))[0]
-            for file in download.missing
-        )
-        for _, file in download.files:
-            cache.publish(repository, file)
-    return _result(download, received)
-
-
-def _find_cached_model(wanted: HubReference, cache: HubCache, options: GetOptions) -> CommandResult:
     repository = cache.local(wanted.repo, wanted.revision)
     if repository is None:
         raise DownloadFailed(
             f"offline mode is on, and nothing of {wanted.repo} is in {cache.root}",
             hint="unset HF_HUB_OFFLINE to fetch it",
         )
-    chosen = choose_cached(repository, wanted, options.left_out)
-    return _result(_Download(repository, chosen, cache), 0)
+    return _result(choose_cached(repository, wanted, left_out), cache, 0)
 
 
-def _hub_transfer(download: _Download, file: RemoteFile, client: HubClient) -> Transfer:
-    repo, cache = download.repository.repo, download.cache
+def _hub_transfer(
+    repository: Repository, file: RemoteFile, cache: HubCache, client: HubClient
+) -> Transfer:
+    repo = repository.repo
     return Transfer(
         name=file.path,
-        url=client.file_url(download.repository, file.path),
+        url=client.file_url(repository, file.path),
         size_bytes=file.size_bytes,
         digest=file.digest,
         part=cache.part(repo, file.digest),
@@ -309,65 +283,69 @@ def _hub_transfer(download: _Download, file: RemoteFile, client: HubClient) -> T
     )
 
 
-def _hub_announcement(download: _Download) -> Iterator[str]:
-    repository, chosen = download.repository, download.chosen
-    shards = len(chosen.model.files)
+def _hub_announcement(chosen: ModelChoice, here_bytes: int, missing_bytes: int) -> Iterator[str]:
+    repository, shards = chosen.repository, len(chosen.model.files)
     label = chosen.model.first.quantisation or chosen.model.first.path
     amount = size(repository.size_bytes(chosen.model))
     amount += f" in {shards} shards" if shards > 1 else ""
     yield f"{repository.repo}: {label}, {amount}: {chosen.reason}"
     for group in chosen.companions:
         name, kind = group.first.path, group.first.kind
-        without = f"{_LEAVES_OUT[kind]} leaves it out"
-        yield f"with its {kind} {name}, {size(repository.size_bytes(group))} ({without})"
+        amount = size(repository.size_bytes(group))
+        yield f"with its {kind} {name}, {amount} (--no-{kind} leaves it out)"
     if chosen.warning:
         yield f"warning: {chosen.warning}"
-    if parts := sum(download.cache.part_bytes(repository, file) for file in download.missing):
-        yield f"{size(parts)} of it is here already; {size(download.missing_bytes)} is missing"
+    if here_bytes:
+        yield f"{size(here_bytes)} of it is here already; {size(missing_bytes)} is missing"
 
 
-def _result(download: _Download, received_bytes: int) -> CommandResult:
-    is_model = download.chosen.model.first.kind == "model"
-    notes = (f"corral start {download.name} serves it",) if is_model else ()
-    return CommandResult(_hub_data(download, received_bytes), str(download.path), notes)
+def _result(chosen: ModelChoice, cache: HubCache, received_bytes: int) -> CommandResult:
+    data = _hub_data(chosen, cache, received_bytes, 0)
+    is_model = chosen.model.first.kind == "model"
+    notes = (f"corral start {chosen.name} serves it",) if is_model else ()
+    return CommandResult(data, str(data["path"]), notes)
 
 
-def _hub_data(download: _Download, received_bytes: int) -> dict[str, object]:
-    repository, chosen = download.repository, download.chosen
+def _hub_data(
+    chosen: ModelChoice, cache: HubCache, received_bytes: int, missing_bytes: int
+) -> dict[str, object]:
+    repository, first = chosen.repository, chosen.model.first
     return {
-        "name": download.name,
-        "path": str(download.path),
+        "name": chosen.name,
+        "path": str(cache.path(repository, first.path)),
         "size_bytes": repository.size_bytes(chosen.model),
         "repository": repository.repo,
         "commit": repository.commit,
-        "quantisation": chosen.model.first.quantisation,
+        "quantisation": first.quantisation,
         "reason": chosen.reason,
         "warning": chosen.warning,
         "received_bytes": received_bytes,
-        "missing_bytes": download.missing_bytes,
+        "missing_bytes": missing_bytes,
         "files": [
             {
-                "kind": group.first.kind,
-                "path": str(download.cache.path(repository, file.path)),
+                "kind": kind,
+                "path": str(cache.path(repository, file.path)),
                 "size_bytes": file.size_bytes,
                 "digest": file.digest,
             }
-            for group, file in download.files
+            for kind, file in chosen.files
         ],
     }
 
 
-def get_from_url(wanted: UrlReference, where: Directories, options: GetOptions) -> CommandResult:
+def get_from_url(
+    wanted: UrlReference, where: Directories, meter: TransferMeter, *, dry_run: bool
+) -> CommandResult:
     """Fetch a file, or all shards of a model; raises as `model.get`.
 
     A URL has no digest, so the headers are read first, and the SHA-256 of each file is shown.
     """
-    with transfer_meter.meter(as_lines=options.as_lines) as meter:
+    with meter:
         client = HubClient(notify=meter.note)
         transfers = [_url_transfer(shard, where.models, client) for shard in wanted.shards]
         for line in _url_announcement(transfers, MachineFit(where), client):
             meter.note(line)
-        if options.dry_run:
+        if dry_run:
             return CommandResult(_url_data(transfers, []))
         make_ours(where.models)
         transfer_module.check_space(where.models, sum(map(_missing_bytes, transfers)))

@@ -22,13 +22,7 @@ from proxy.auth.keys_file import FILE_NAME, Key, parse_keys, render_keys
 from supervisor.backend.proxy_settings import api_keys, as_settings_invalid
 from supervisor.errors import AccessDenied, SettingsInvalid
 from supervisor.output import CommandResult, colored, table
-from supervisor.service.hook_commands import (
-    HookRun,
-    example,
-    hook_command,
-    hook_directory,
-    run_command,
-)
+from supervisor.service import hook_commands
 from supervisor.settings.load import Loaded, load
 from supervisor.settings.tables import CATCH_ALL, HookName
 from supervisor.slot_store.encryption import new_key, parse_key_ring, read_key_ring, with_newest
@@ -208,12 +202,19 @@ def try_hook(hook: str, config: Path | None) -> CommandResult:
     if not commands:
         raise SettingsInvalid(f"hooks.{hook} has no command", hint=_no_hooks(hook))
     model = next(iter(loaded.settings.models), _MODEL)
-    event = example(hook, datetime.now(tz=UTC), model, next(iter(loaded.settings.nodes), _NODE))
-    directory, timeout_s = hook_directory(loaded.path), loaded.settings.hooks.timeout_s
+    event = hook_commands.example(
+        hook, datetime.now(tz=UTC), model, next(iter(loaded.settings.nodes), _NODE)
+    )
+    directory, timeout_s = (
+        hook_commands.hook_directory(loaded.path),
+        loaded.settings.hooks.timeout_s,
+    )
 
-    async def run_commands() -> list[HookRun]:
+    async def run_commands() -> list[hook_commands.HookRun]:
         return [
-            await run_command(hook_command(words, event, directory), event.as_json(), timeout_s)
+            await hook_commands.run_command(
+                hook_commands.hook_command(words, event, directory), event.as_json(), timeout_s
+            )
             for words in commands
         ]
 

@@ -4,33 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from supervisor.cli.targets import GetOptions, StoredModels
+from supervisor import errors
+from supervisor.cli.targets import StoredModels
+from supervisor.cli.transfer_meter import TransferMeter
 from supervisor.daemon.control_client import Client
-from supervisor.errors import (
-    AccessDenied,
-    CorralError,
-    Interrupted,
-    ModelInUse,
-    ModelKept,
-    NoSuchModel,
-    NotConfirmed,
-    NotRunning,
-)
-from supervisor.models import metadata, pinned, reference
+from supervisor.models import catalogue, metadata, pinned, reference
 from supervisor.models import repository as repository_module
-from supervisor.models.catalogue import (
-    bytes_of,
-    files_to_remove,
-    keeper_hint,
-    leftovers,
-    remove_files,
-)
 from supervisor.models.local_stores import Root
 from supervisor.models.metadata import Gguf
 from supervisor.models.model_lookup import OLLAMA
@@ -91,32 +76,37 @@ def _render_model(facts: Gguf) -> str:
     return "\n".join(f"{label:15} {one_line(value)}" for label, value in rows.items())
 
 
-def get(word: str, options: GetOptions) -> CommandResult:
+def get(
+    word: str, left_out: Collection[str], *, dry_run: bool = False, as_lines: bool = False
+) -> CommandResult:
     """Fetch a model, with progress on stderr; Ctrl-C keeps the data received so far.
 
-    Raises NoSuchModel, DownloadFailed, HubAccessDenied, DiskFull, OutOfMemory, ModelInvalid, or
-    Interrupted.
+    `as_lines`: write progress and `result` or `error` as JSON lines. Raises NoSuchModel,
+    DownloadFailed, HubAccessDenied, DiskFull, OutOfMemory, ModelInvalid, or Interrupted.
     """
-    if not options.as_lines:
-        return _get(word, options)
+    meter = TransferMeter(as_json=as_lines)
+    if not as_lines:
+        return _get(word, left_out, meter, dry_run=dry_run)
     try:
-        data = _get(word, options).data
-    except CorralError as error:
+        data = _get(word, left_out, meter, dry_run=dry_run).data
+    except errors.CorralError as error:
         text = to_json({"error": error.as_json()})
         return CommandResult(None, text, exit_code=error.exit_code)
     return CommandResult(data, to_json({"result": data}))
 
 
-def _get(word: str, options: GetOptions) -> CommandResult:
+def _get(
+    word: str, left_out: Collection[str], meter: TransferMeter, *, dry_run: bool
+) -> CommandResult:
     if word.startswith(OLLAMA):
         name = word.removeprefix(OLLAMA)
-        raise NoSuchModel(
+        raise errors.NoSuchModel(
             f"models of Ollama's registry, such as {name}, cannot be downloaded",
             hint=f"ollama pull {name} stores it, and corral start {name} serves it from there; "
             "or corral model get OWNER/NAME:QUANT downloads a model of Hugging Face",
         )
     if not reference.is_remote(word):
-        return get_pinned(word, dry_run=options.dry_run)
+        return get_pinned(word, dry_run=dry_run)
     # These import huggingface_hub, which takes a quarter of a second.
     from supervisor.cli.hub_model import get_from_hub, get_from_url
     from supervisor.models.hub import HubClient
@@ -124,10 +114,10 @@ def _get(word: str, options: GetOptions) -> CommandResult:
     found = reference.parse_reference(word, HubClient().endpoint)
     try:
         if isinstance(found, reference.UrlReference):
-            return get_from_url(found, directories(), options)
-        return get_from_hub(found, directories(), options)
+            return get_from_url(found, directories(), meter, dry_run=dry_run)
+        return get_from_hub(found, directories(), left_out, meter, dry_run=dry_run)
     except KeyboardInterrupt:
-        raise Interrupted(
+        raise errors.Interrupted(
             f"stopped; the part of {found} received so far is kept",
             hint=f"corral model get {word} continues where it stopped",
         ) from None
@@ -233,16 +223,18 @@ def remove(name: str, config: Path | None, ask: Ask, *, yes: bool) -> CommandRes
     settings = load(config, config_dir=where.config).settings
     found = StoredModels(settings, where).catalogue.find(name)
     if found is None:
-        raise NoSuchModel(
+        raise errors.NoSuchModel(
             f"no stored model is named {name!r}", hint="corral model list shows the names"
         )
-    if hint := keeper_hint(found):
+    if hint := catalogue.keeper_hint(found):
         keepers = {"ollama": "Ollama", "lmstudio": "LM Studio"}
         own = f"the directory {found.root}, which the setting models_dir names"
-        raise ModelKept(f"{found.name} belongs to {keepers.get(found.store, own)}", hint=hint)
+        raise errors.ModelKept(
+            f"{found.name} belongs to {keepers.get(found.store, own)}", hint=hint
+        )
     _check_unused(found, where)
-    files = files_to_remove(found)
-    freed = bytes_of(files)
+    files = catalogue.files_to_remove(found)
+    freed = catalogue.bytes_of(files)
     question = f"remove {found.name}, {size(freed)} in {found.path.parent}?"
     if not _confirm(question, ask, yes=yes):
         return CommandResult({"removed": [], "freed_bytes": 0}, "nothing was removed")
@@ -263,7 +255,7 @@ def prune(config: Path | None, ask: Ask, *, yes: bool, dry_run: bool) -> Command
     where = directories()
     stored = StoredModels(load(config, config_dir=where.config).settings, where)
     notes: list[str] = []
-    found = list(leftovers(stored.places, notes))
+    found = list(catalogue.leftovers(stored.places, notes))
     sizes = [path.lstat().st_size for path, _, _ in found]
     freed = sum(sizes)
     rows = [
@@ -292,12 +284,12 @@ def prune(config: Path | None, ask: Ask, *, yes: bool, dry_run: bool) -> Command
 def _check_unused(model: StoredModel, where: Directories) -> None:
     try:
         status = Client(where.control_socket).status()
-    except NotRunning:
+    except errors.NotRunning:
         return
     for served in status.models:
         is_running = any(instance.pid for instance in served.instances)
         if is_running and Path(served.path) in {model.path, *model.files}:
-            raise ModelInUse(
+            raise errors.ModelInUse(
                 f"{model.name} is being served as {served.name}", hint=f"corral stop {served.name}"
             )
 
@@ -306,15 +298,17 @@ def _confirm(question: str, ask: Ask, *, yes: bool) -> bool:
     if yes:
         return True
     if ask is None:
-        raise NotConfirmed("nothing was removed: there is no terminal to ask at", hint="add --yes")
+        raise errors.NotConfirmed(
+            "nothing was removed: there is no terminal to ask at", hint="add --yes"
+        )
     return ask(question)
 
 
 def _delete(files: Sequence[Path], root: Path) -> None:
     try:
-        remove_files(files, root)
+        catalogue.remove_files(files, root)
     except OSError as error:
-        raise AccessDenied(
+        raise errors.AccessDenied(
             f"cannot delete {error.filename}: {error.strerror}",
             hint="make its directory writable, then run the same command again",
         ) from error
@@ -345,7 +339,7 @@ def search(words: str, limit: int) -> CommandResult:
 def _quantisations(repo: str, client: HubClient) -> Mapping[str, int]:
     try:
         repository = client.repository(repo, "main")
-    except CorralError:  # gated, or removed in the meantime: its row stays
+    except errors.CorralError:  # gated, or removed in the meantime: its row stays
         return {}
     return {
         model.first.quantisation or model.first.path: repository.size_bytes(model)

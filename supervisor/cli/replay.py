@@ -20,6 +20,7 @@ from supervisor.cli.targets import choose
 from supervisor.daemon.control_client import Client
 from supervisor.engine.client import Endpoint, EngineClient, EngineUnreachable
 from supervisor.errors import EngineFailed, Interrupted, SettingsInvalid
+from supervisor.experiments import replay as experiment
 from supervisor.experiments.capture_lines import model_fingerprint
 from supervisor.experiments.captured_requests import (
     Capture,
@@ -27,17 +28,6 @@ from supervisor.experiments.captured_requests import (
     most_together,
     read,
     recorded_text,
-)
-from supervisor.experiments.replay import (
-    Figures,
-    Played,
-    Player,
-    Target,
-    figures_of,
-    own_engine,
-    ratio,
-    recorded_figures,
-    texts,
 )
 from supervisor.output import CommandResult, ProgressMeter, one_line, table
 from supervisor.plan.plan import Plan
@@ -52,16 +42,18 @@ class Outcome:
     """The result of a replay."""
 
     name: str  # describes the settings under test
-    played: Sequence[Played]  # the answers, in the order of the requests
-    baseline: Sequence[Played] | None  # those with the model's present settings, if needed
+    played: Sequence[experiment.Played]  # the answers, in the order of the requests
+    baseline: (
+        Sequence[experiment.Played] | None
+    )  # those with the model's present settings, if needed
     recorded: int  # number of answers that are compared with the captured ones
     notes: tuple[str, ...] = ()
 
 
 def replay_result(capture: Capture, outcome: Outcome) -> CommandResult:
     requests, model = capture.requests, capture.header["model"]
-    recorded, found = recorded_figures(requests), figures_of(outcome.played)
-    base = figures_of(outcome.baseline) if outcome.baseline else None
+    recorded, found = experiment.recorded_figures(requests), experiment.figures_of(outcome.played)
+    base = experiment.figures_of(outcome.baseline) if outcome.baseline else None
     columns = {"RECORDED": recorded, **({"PRESENT": base} if base else {}), "REPLAY": found}
     text = "\n".join(
         [
@@ -86,7 +78,7 @@ def replay_result(capture: Capture, outcome: Outcome) -> CommandResult:
     return CommandResult(data, text, (*_notes(capture, outcome),), int(bool(found.failed)))
 
 
-def _table(columns: dict[str, Figures]) -> str:
+def _table(columns: dict[str, experiment.Figures]) -> str:
     rows: list[tuple[str, ...]] = []
     for name, label, digits in (
         ("prefill_rate", "prefill, tokens/s", 1),
@@ -94,7 +86,7 @@ def _table(columns: dict[str, Figures]) -> str:
         ("first_token_ms", "first token, median ms", 0),
     ):
         values = [getattr(column, name) for column in columns.values()]
-        ratios = [_number(ratio(values[-1], value), 2) for value in values[:-1]]
+        ratios = [_number(experiment.ratio(values[-1], value), 2) for value in values[:-1]]
         rows.append((label, *(_number(value, digits) for value in values), *ratios))
     blank = [""] * (len(columns) - 1)
     found = [f"{column.cached_tokens} of {column.prompt_tokens}" for column in columns.values()]
@@ -136,9 +128,9 @@ def _piece(text: str) -> str:
     return f"'{one_line(text)[:_PIECE_MAX]}'"
 
 
-def _ratios(ours: Figures, theirs: Figures) -> dict[str, float | None]:
+def _ratios(ours: experiment.Figures, theirs: experiment.Figures) -> dict[str, float | None]:
     names = ("prefill_rate", "decode_rate", "first_token_ms")
-    return {name: ratio(getattr(ours, name), getattr(theirs, name)) for name in names}
+    return {name: experiment.ratio(getattr(ours, name), getattr(theirs, name)) for name in names}
 
 
 def _requests(capture: Capture, outcome: Outcome) -> list[dict[str, Any]]:
@@ -226,11 +218,11 @@ class _Replay:
         expected, baseline = self._recorded_texts(), None
         recorded = len(expected)
         if options.changes and recorded < len(self._requests):
-            engine = own_engine(base, self._where)
+            engine = experiment.own_engine(base, self._where)
             baseline = await self._play("present settings", engine, expected)
-            expected = {**texts(self._requests, baseline), **expected}
+            expected = {**experiment.texts(self._requests, baseline), **expected}
         name = options.changes or "present settings"
-        found = await self._play(name, own_engine(plan, self._where), expected)
+        found = await self._play(name, experiment.own_engine(plan, self._where), expected)
         return Outcome(name, found, baseline, recorded, notes)
 
     def _plans(self) -> tuple[Plan, Plan, tuple[str, ...]]:
@@ -258,14 +250,17 @@ class _Replay:
         return {number: text for number, text in found.items() if text is not None}
 
     async def _play(
-        self, name: str, engine: AbstractAsyncContextManager[Target], expected: Mapping[int, str]
-    ) -> list[Played]:
+        self,
+        name: str,
+        engine: AbstractAsyncContextManager[experiment.Target],
+        expected: Mapping[int, str],
+    ) -> list[experiment.Played]:
         count, options = len(self._requests), self._options
         self._meter.show(name, 0.0, "starts")
         async with engine as target:
             most = most_together(self._requests)
             limit = target.slots or _CONCURRENCY_MAX
-            player = Player(
+            player = experiment.Player(
                 target,
                 self._requests,
                 concurrency=min(options.concurrency or most, limit),
@@ -275,7 +270,7 @@ class _Replay:
             return await player.play(expected)
 
 
-def _daemon(where: Directories, model: str) -> Target:
+def _daemon(where: Directories, model: str) -> experiment.Target:
     """Return the running daemon as a target; raises NotRunning, SettingsInvalid."""
     status = Client(where.control_socket).status()
     found = urlsplit(status.url)
@@ -288,4 +283,4 @@ def _daemon(where: Directories, model: str) -> Target:
         host=f"[{found.hostname}]" if ":" in found.hostname else found.hostname, port=found.port
     )
     key = os.environ.get(KEY_VARIABLE, "")
-    return Target(lambda: EngineClient(endpoint, key), model, 0)
+    return experiment.Target(lambda: EngineClient(endpoint, key), model, 0)

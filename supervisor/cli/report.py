@@ -19,21 +19,9 @@ from supervisor.cli.engine import list_engines
 from supervisor.cli.plan import plan
 from supervisor.cli.requests import list_past
 from supervisor.daemon.control_client import Client
+from supervisor.diagnose import report as archive
 from supervisor.diagnose.doctor import run_checks
 from supervisor.diagnose.host_checks import Finding, secrets_of
-from supervisor.diagnose.report import (
-    LEFT_OUT,
-    Part,
-    anonymize,
-    check_new,
-    clean_event,
-    cut_quote,
-    machine_facts,
-    read_logs,
-    versions,
-    without_secrets,
-    write_archive,
-)
 from supervisor.errors import CorralError
 from supervisor.output import CommandResult, colored, size, table, to_json
 from supervisor.settings.load import Loaded, flatten, load
@@ -85,13 +73,13 @@ def report(config: Path | None, output: Path | None, *, with_prompts: bool) -> C
     where = directories()
     folder = f"corral-report-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
     path = (output or Path(f"{folder}.tar.gz")).absolute()
-    check_new(path)
+    archive.check_new(path)
     loaded: Loaded | CorralError
     try:
         loaded = load(config, config_dir=where.config)
     except CorralError as error:
         loaded = error
-    logs, is_verbose = read_logs(where, with_prompts=with_prompts)
+    logs, is_verbose = archive.read_logs(where, with_prompts=with_prompts)
     found = [
         *_parts(config, loaded, with_prompts=with_prompts),
         *_daemon_parts(where, has_quotes=is_verbose and not with_prompts),
@@ -99,10 +87,10 @@ def report(config: Path | None, output: Path | None, *, with_prompts: bool) -> C
         *logs,
     ]
     clean = _anonymizer(loaded)
-    parts = [Part(part.name, clean(part.text), part.note) for part in found]
+    parts = [archive.Part(part.name, clean(part.text), part.note) for part in found]
     notes = [f"{part.name}: {part.note}" for part in parts if part.note]
-    parts.insert(0, Part("README.txt", _readme(parts, notes, with_prompts=with_prompts)))
-    size_bytes = write_archive(path, folder, parts)
+    parts.insert(0, archive.Part("README.txt", _readme(parts, notes, with_prompts=with_prompts)))
+    size_bytes = archive.write_archive(path, folder, parts)
     sizes = {part.name: len(part.text.encode(errors="replace")) for part in parts}
     data = {"path": str(path), "size_bytes": size_bytes, "files": sizes, "left_out": notes}
     rows = [(name, size(count)) for name, count in sizes.items()]
@@ -112,60 +100,63 @@ def report(config: Path | None, output: Path | None, *, with_prompts: bool) -> C
 
 def _parts(
     config: Path | None, loaded: Loaded | CorralError, *, with_prompts: bool
-) -> Iterator[Part]:
-    yield Part("versions.json", to_json(versions(), indent=True))
-    yield Part("machine.json", to_json(machine_facts(directories()), indent=True))
+) -> Iterator[archive.Part]:
+    yield archive.Part("versions.json", to_json(archive.versions(), indent=True))
+    yield archive.Part("machine.json", to_json(archive.machine_facts(directories()), indent=True))
     yield _command_part("engines.txt", lambda: list_engines(config))
     yield _command_part("doctor.txt", lambda: doctor(config))
     if isinstance(loaded, CorralError):
-        yield Part("settings.txt", _error_text(loaded))
+        yield archive.Part("settings.txt", _error_text(loaded))
     else:
         values = flatten(loaded.settings.model_dump(mode="json"))
-        lines = without_secrets(values, loaded.origins, with_prompts=with_prompts)
-        yield Part("settings.txt", "\n".join([str(loaded.path or "no settings file"), *lines]))
+        lines = archive.without_secrets(values, loaded.origins, with_prompts=with_prompts)
+        yield archive.Part(
+            "settings.txt", "\n".join([str(loaded.path or "no settings file"), *lines])
+        )
         for model in list(loaded.settings.models)[:_MODELS_MAX]:
             name = f"plans/{_UNSAFE.sub('_', model)}.txt"
             yield _command_part(name, lambda model=model: plan(model, config))  # type: ignore[misc]
 
 
-def _past_requests() -> Part:
+def _past_requests() -> archive.Part:
     name = "past_requests.jsonl"
     try:
         found = list_past(HistoryQuery(limit=_REQUESTS_MAX)).data
     except CorralError as error:
-        return Part(name, _error_text(error))
+        return archive.Part(name, _error_text(error))
     rows = found if isinstance(found, list) else []
     lines = [
-        to_json(clean_event({"event": "request.finished", **row}, has_quotes=True)) for row in rows
+        to_json(archive.clean_event({"event": "request.finished", **row}, has_quotes=True))
+        for row in rows
     ]
-    return Part(name, "\n".join([*lines, ""]))
+    return archive.Part(name, "\n".join([*lines, ""]))
 
 
-def _command_part(name: str, call: Callable[[], CommandResult]) -> Part:
+def _command_part(name: str, call: Callable[[], CommandResult]) -> archive.Part:
     try:
         result = call()
     except CorralError as error:
-        return Part(name, _error_text(error))
-    return Part(name, "\n".join([result.text, *result.notes]))
+        return archive.Part(name, _error_text(error))
+    return archive.Part(name, "\n".join([result.text, *result.notes]))
 
 
-def _daemon_parts(where: Directories, *, has_quotes: bool) -> Iterator[Part]:
+def _daemon_parts(where: Directories, *, has_quotes: bool) -> Iterator[archive.Part]:
     client = Client(where.control_socket)
     try:
         status, requests = client.status(), client.requests()
     except CorralError as error:
-        yield Part("status.txt", _error_text(error))
+        yield archive.Part("status.txt", _error_text(error))
         return
     files = (("status.json", asdict(status)), ("requests.json", [*map(asdict, requests)]))
     for name, found in files:
-        yield Part(name, to_json(_without_texts(found, has_quotes=has_quotes), indent=True))
+        yield archive.Part(name, to_json(_without_texts(found, has_quotes=has_quotes), indent=True))
 
 
 def _without_texts(value: Any, *, has_quotes: bool) -> Any:
     """Return a status without clients, and without quotes of engines in its sentences."""
     if isinstance(value, Mapping):
         return {
-            key: (LEFT_OUT if has_quotes else cut_quote(inner))
+            key: (archive.LEFT_OUT if has_quotes else archive.cut_quote(inner))
             if key in _SENTENCES and isinstance(inner, str)
             else _without_texts(inner, has_quotes=has_quotes)
             for key, inner in value.items()
@@ -187,7 +178,7 @@ def _anonymizer(loaded: Loaded | CorralError) -> Callable[[str], str]:
     secrets += [value for name, value in os.environ.items() if _SECRET_VARIABLE.search(name)]
     home = os.path.expanduser("~")  # noqa: PTH111 (a text, and no error without a home)
     host = socket.gethostname()
-    return partial(anonymize, home=home, user=user, host=host, secrets=secrets)
+    return partial(archive.anonymize, home=home, user=user, host=host, secrets=secrets)
 
 
 def _error_text(error: CorralError) -> str:
@@ -200,7 +191,7 @@ def _content(*, with_prompts: bool) -> str:
     return "it contains no prompts, no answers and no keys; check it before you publish it"
 
 
-def _readme(parts: Sequence[Part], notes: Sequence[str], *, with_prompts: bool) -> str:
+def _readme(parts: Sequence[archive.Part], notes: Sequence[str], *, with_prompts: bool) -> str:
     lines = [
         "A report of `corral report`.",
         f"As far as known, {_content(with_prompts=with_prompts)}.",

@@ -21,34 +21,12 @@ from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal
 
+from supervisor import errors
 from supervisor.cli.targets import Targets, choose, settings_reader
 from supervisor.daemon.desktop import exit_with_starter
-from supervisor.errors import (
-    AccessDenied,
-    CorralError,
-    DaemonBusy,
-    Interrupted,
-    SettingsInvalid,
-    StartFailed,
-    from_json,
-)
 from supervisor.output import CommandResult, run_command, warn
 from supervisor.service import units
 from supervisor.service.notifier import ServiceNotifier, take_service_environment
-from supervisor.service.units import (
-    GPU_GROUPS,
-    NAME,
-    SYSTEM_PATHS,
-    Scope,
-    ServiceFacts,
-    ServicePaths,
-    ServiceState,
-    launch_agent,
-    reasons_unreachable,
-    service_files,
-    service_state,
-    windows_note,
-)
 from supervisor.settings.load import load
 from supervisor.system.daemon_lock import read_owner
 from supervisor.system.limits import raise_file_limit
@@ -97,13 +75,13 @@ def spawn_daemon(
         if daemon is None:
             raise
         daemon.terminate()  # no model was started, and none would be
-        raise Interrupted(
+        raise errors.Interrupted(
             "stopped before the daemon answered; it ends", hint="corral start starts it again"
         ) from interrupt
     if report is None:
-        raise StartFailed("the daemon exited before it answered", log=str(where.daemon_log))
+        raise errors.StartFailed("the daemon exited before it answered", log=str(where.daemon_log))
     if "error" in report:
-        raise from_json(report["error"])
+        raise errors.from_json(report["error"])
     return tuple(report["models"])
 
 
@@ -177,7 +155,7 @@ def serve(
                 wanted,
                 lambda: report.send({"models": named}),
             )
-    except CorralError as error:
+    except errors.CorralError as error:
         if not report.is_open:
             raise
         report.send({"error": error.as_json()})  # `corral start` shows it
@@ -289,7 +267,7 @@ def _log_sink(where: Directories, *, to_file: bool) -> Iterator[Sink]:
 
 Format = Literal["systemd", "launchd", "windows"]
 
-_SYSTEM_CONFIG: Final = Path("/etc") / NAME
+_SYSTEM_CONFIG: Final = Path("/etc") / units.NAME
 _DIRECTORY_VARIABLES: Final = tuple(
     f"CORRAL_{kind}_DIR" for kind in ("CONFIG", "DATA", "CACHE", "LOG", "RUNTIME")
 )
@@ -297,9 +275,9 @@ _EXIT_INACTIVE: Final = 3
 _NATIVE: Final[Mapping[str, Format]] = MappingProxyType({"darwin": "launchd", "win32": "windows"})
 
 
-def install(scope: Scope, config: Path | None, *, start: bool) -> CommandResult:
+def install(scope: units.Scope, config: Path | None, *, start: bool) -> CommandResult:
     if scope == "system" and os.geteuid() != 0:
-        raise AccessDenied(
+        raise errors.AccessDenied(
             "a service of the system is installed by root",
             hint="sudo corral service install, or corral service install --user",
         )
@@ -308,67 +286,67 @@ def install(scope: Scope, config: Path | None, *, start: bool) -> CommandResult:
         _check_no_other_daemon(scope, directories())
     for note in _notes(facts):
         warn(note)
-    files = service_files(facts, paths)
+    files = units.service_files(facts, paths)
     units.install(scope, files, paths, start=start)
     lines = [*(f"wrote {path}" for path in files), *_next_steps(facts, start=start)]
     data = {"files": [str(path) for path in files], "started": start}
     return CommandResult(data, "\n".join(lines))
 
 
-def uninstall(scope: Scope) -> CommandResult:
+def uninstall(scope: units.Scope) -> CommandResult:
     removed = units.uninstall(scope, _paths(scope))
     kept = "settings, models and conversations are kept"
     lines = [*(f"removed {path}" for path in removed), kept] if removed else ["not installed"]
     return CommandResult({"removed": [str(path) for path in removed]}, "\n".join(lines))
 
 
-def status(scope: Scope) -> CommandResult:
-    state = service_state(scope)
+def status(scope: units.Scope) -> CommandResult:
+    state = units.service_state(scope)
     text = "\n".join(_service_lines(state)) if state.is_installed else "not installed"
     return CommandResult(state.as_json(), text, exit_code=0 if state.is_active else _EXIT_INACTIVE)
 
 
-def show(scope: Scope, config: Path | None, kind: Format | None) -> CommandResult:
+def show(scope: units.Scope, config: Path | None, kind: Format | None) -> CommandResult:
     kind = kind or _NATIVE.get(sys.platform, "systemd")
     if kind == "systemd":
-        files = service_files(_facts(scope, config), _paths(scope))
+        files = units.service_files(_facts(scope, config), _paths(scope))
         text = "\n".join(f"# {path}\n{content}" for path, content in files.items())
         data = {str(path): content for path, content in files.items()}
         return CommandResult(data, text.rstrip())
     facts = _facts("user", config)
     log = str(directories().log / "daemon.log")
-    text = launch_agent(facts, log) if kind == "launchd" else windows_note(facts)
+    text = units.launch_agent(facts, log) if kind == "launchd" else units.windows_note(facts)
     return CommandResult({kind: text}, text.rstrip())
 
 
-def _facts(scope: Scope, config: Path | None) -> ServiceFacts:
+def _facts(scope: units.Scope, config: Path | None) -> units.ServiceFacts:
     where = directories()
     if scope == "system":
         where = dataclasses.replace(where, config=_SYSTEM_CONFIG)
         config = config or _system_settings()
     loaded = choose((), config, where).loaded
     if loaded.path is None:
-        raise SettingsInvalid(
+        raise errors.SettingsInvalid(
             "a service needs a settings file",
             hint=f"write {where.config / 'corral.toml'}, or name one: --config FILE",
         )
     program = Path(sys.executable).parent / "corral"
     module = (sys.executable, "-m", "supervisor.cli")
-    return ServiceFacts(
+    return units.ServiceFacts(
         scope,
         (str(program),) if program.is_file() else module,
         loaded.path,
         loaded.settings,
         program_paths=(Path(sys.prefix), Path(sys.base_prefix), shipped_directory("profiles")),
         environment=_environment() if scope == "user" else {},
-        groups=tuple(name for name in GPU_GROUPS if has_group(name)),
+        groups=tuple(name for name in units.GPU_GROUPS if has_group(name)),
     )
 
 
 def _system_settings() -> Path:
     path = _SYSTEM_CONFIG / "corral.toml"
     if not path.exists():
-        raise SettingsInvalid(
+        raise errors.SettingsInvalid(
             f"a service of the system needs {path}, which does not exist",
             hint="write it, or name another file: --config FILE; --user is for your own settings",
         )
@@ -381,45 +359,46 @@ def _environment() -> dict[str, str]:
     return {name: value for name in names if (value := os.environ.get(name))}
 
 
-def _paths(scope: Scope) -> ServicePaths:
+def _paths(scope: units.Scope) -> units.ServicePaths:
     if scope == "system":
-        return SYSTEM_PATHS
+        return units.SYSTEM_PATHS
     # Source: systemd.unit(5), "User Unit Search Path".
     config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    return ServicePaths(Path(config) / "systemd" / "user")
+    return units.ServicePaths(Path(config) / "systemd" / "user")
 
 
-def _check_no_other_daemon(scope: Scope, where: Directories) -> None:
+def _check_no_other_daemon(scope: units.Scope, where: Directories) -> None:
     owner = read_owner(where.state_file)
-    if owner and owner.is_alive() and owner.pid != service_state(scope).pid:
-        raise DaemonBusy(
+    if owner and owner.is_alive() and owner.pid != units.service_state(scope).pid:
+        raise errors.DaemonBusy(
             f"a daemon already runs (pid {owner.pid}), and not as a service",
             hint="corral stop ends it; then install the service",
         )
 
 
-def _next_steps(facts: ServiceFacts, *, start: bool) -> Iterator[str]:
+def _next_steps(facts: units.ServiceFacts, *, start: bool) -> Iterator[str]:
     user = " --user" if facts.scope == "user" else ""
     if not start:
-        yield f"systemctl{user} start {NAME} starts it"
-    yield f"journalctl{user} -u {NAME} -f shows its log"
+        yield f"systemctl{user} start {units.NAME} starts it"
+    yield f"journalctl{user} -u {units.NAME} -f shows its log"
     if facts.scope == "user":
         yield "loginctl enable-linger lets it run while you are not logged in"
     else:
-        yield f"sudo CORRAL_RUNTIME_DIR=/run/{NAME} corral status asks it"
+        yield f"sudo CORRAL_RUNTIME_DIR=/run/{units.NAME} corral status asks it"
 
 
-def _notes(facts: ServiceFacts) -> Iterator[str]:
+def _notes(facts: units.ServiceFacts) -> Iterator[str]:
     if facts.scope == "system":
         yield from (
-            f"{NAME} may not start: {path}" for path in reasons_unreachable(facts.read_paths)
+            f"{units.NAME} may not start: {path}"
+            for path in units.reasons_unreachable(facts.read_paths)
         )
     known = {*_DIRECTORY_VARIABLES, "CORRAL_CONFIG", "CORRAL_API_KEY"}
     if others := sorted(name for name in os.environ.keys() - known if name.startswith("CORRAL_")):
         yield f"set here, but not for the service: {', '.join(others)}"
 
 
-def _service_lines(state: ServiceState) -> Iterator[str]:
+def _service_lines(state: units.ServiceState) -> Iterator[str]:
     enabled = "" if state.is_enabled else ", not enabled"
     yield f"service  {state.state}{enabled}"
     yield f"socket   {state.socket}"

@@ -14,33 +14,14 @@ from urllib.parse import urlsplit
 
 import filelock
 
+from supervisor import errors
 from supervisor.cli.serve import settings_options, spawn_daemon
 from supervisor.cli.status import reductions
 from supervisor.cli.targets import additional_models
+from supervisor.daemon import control_messages as messages
 from supervisor.daemon.control_client import Client
-from supervisor.daemon.control_messages import (
-    BalanceStatus,
-    DaemonStatus,
-    InstanceStatus,
-    ModelStatus,
-    MovedLayers,
-    ReloadReport,
-    ShardStatus,
-    keyless_warning,
-)
 from supervisor.daemon.model_commands import follow, resolve_running, unknown_words
 from supervisor.engine.prompts import read
-from supervisor.errors import (
-    CorralError,
-    DaemonBusy,
-    Interrupted,
-    NotRunning,
-    OutOfMemory,
-    SettingsInvalid,
-    StartFailed,
-    WorkerUnreachable,
-    from_json,
-)
 from supervisor.output import CommandResult, colored, describe, table
 from supervisor.system.daemon_lock import process_end, read_owner
 from supervisor.system.paths import Directories, directories
@@ -53,7 +34,7 @@ def stop(words: Sequence[str]) -> CommandResult:
         if not words:
             return stop_daemon(where)
         return _take_down(Client(where.control_socket), "stop", "stopped", words)
-    except NotRunning:
+    except errors.NotRunning:
         return CommandResult({"running": False}, "the daemon is not running")
 
 
@@ -75,13 +56,13 @@ def stop_daemon(where: Directories, *, exit_timeout_s: float = 10.0) -> CommandR
     After the last message it exits almost at once.
     """
     with process_end(read_owner(where.state_file)) as end:
-        messages = Client(where.control_socket).shutdown()
-        next(messages)
-        with suppress(DaemonBusy):  # the daemon exits, perhaps before its last message
-            for _ in messages:
+        stream = Client(where.control_socket).shutdown()
+        next(stream)
+        with suppress(errors.DaemonBusy):  # the daemon exits, perhaps before its last message
+            for _ in stream:
                 pass
         if not (_is_lock_free(where, exit_timeout_s) and end.wait(exit_timeout_s)):
-            raise DaemonBusy(
+            raise errors.DaemonBusy(
                 "the engines stopped, but the daemon's own process still runs or another started",
                 hint="corral status shows which",
             )
@@ -120,10 +101,10 @@ def start(
     client = Client(where.control_socket)
     try:
         status = client.status()
-    except NotRunning:
+    except errors.NotRunning:
         try:
             names = spawn_daemon(words, settings_options(config, listen), where)
-        except DaemonBusy:
+        except errors.DaemonBusy:
             status = _await_status(client)
         else:
             return _start_first(client, names, where, wait=wait)
@@ -131,7 +112,7 @@ def start(
     return _command_adding(client, "start", words, status, wait=wait)
 
 
-def _check_same(status: DaemonStatus, config: Path | None, listen: str | None) -> None:
+def _check_same(status: messages.DaemonStatus, config: Path | None, listen: str | None) -> None:
     """Raise DaemonBusy unless the running daemon has the requested settings file and address."""
     wrong = []
     used = status.config
@@ -141,7 +122,7 @@ def _check_same(status: DaemonStatus, config: Path | None, listen: str | None) -
     if listen and listen not in {listens, urlsplit(status.url).netloc}:
         wrong.append(f"listens on {listens}, not on {listen}")
     if wrong:
-        raise DaemonBusy(
+        raise errors.DaemonBusy(
             f"the running daemon (pid {status.pid}) {' and '.join(wrong)}",
             hint="corral stop ends it, and corral start starts one with these; or leave them out",
         )
@@ -158,7 +139,7 @@ def load(words: Sequence[str]) -> CommandResult:
 
 
 def _command_adding(
-    client: Client, verb: str, words: Sequence[str], status: DaemonStatus, *, wait: bool
+    client: Client, verb: str, words: Sequence[str], status: messages.DaemonStatus, *, wait: bool
 ) -> CommandResult:
     """Run a command on models; adds models that the daemon does not have."""
     added: Mapping[str, Mapping[str, Any]] = {}
@@ -182,9 +163,9 @@ def _start_first(
 ) -> CommandResult:
     try:
         return _command(client, "start", names, wait=wait)
-    except Interrupted:
+    except errors.Interrupted:
         raise
-    except CorralError:
+    except errors.CorralError:
         instances = [instance for model in client.status().models for instance in _instances(model)]
         if not any(
             instance.state == "ready" or _waits_for_worker(instance) for instance in instances
@@ -193,25 +174,27 @@ def _start_first(
         raise
 
 
-def _await_status(client: Client) -> DaemonStatus:
+def _await_status(client: Client) -> messages.DaemonStatus:
     """Wait for a daemon that another process is starting."""
     deadline_s = time.monotonic() + _ANSWER_TIMEOUT_S
     while True:
         try:
             return client.status()
-        except NotRunning:
+        except errors.NotRunning:
             if time.monotonic() > deadline_s:
                 raise
             time.sleep(_POLL_S)
 
 
 def _command(client: Client, verb: str, names: Sequence[str], *, wait: bool) -> CommandResult:
-    messages = client.command(verb, names)
+    stream = client.command(verb, names)
     if not wait:
-        next(messages, None)
+        next(stream, None)
         status = client.status()
-        return CommandResult(status, f"starting on {status.url}/v1", keyless_warning(status))
-    status = follow(messages)
+        return CommandResult(
+            status, f"starting on {status.url}/v1", messages.keyless_warning(status)
+        )
+    status = follow(stream)
     # Without names, the command is for all models except those that load on request.
     models = [
         model
@@ -226,62 +209,64 @@ def _command(client: Client, verb: str, names: Sequence[str], *, wait: bool) -> 
         for text in instance.warnings
     ]
     ready: list[str] = []
-    failures: list[CorralError] = []
+    failures: list[errors.CorralError] = []
     for model in models:
         try:
             ready += _ready(model)
-        except CorralError as error:
+        except errors.CorralError as error:
             failures.append(error)
     if failures and not ready:
         raise _join_failures(failures)
     failed = [describe(error, sys.stdout, "failed") for error in failures]
     text = "\n".join([*(f"ready: {name}" for name in ready), *failed, f"{status.url}/v1"])
-    return CommandResult(status, text, (*notes, *keyless_warning(status)), 1 if failures else 0)
+    return CommandResult(
+        status, text, (*notes, *messages.keyless_warning(status)), 1 if failures else 0
+    )
 
 
-def _join_failures(failures: Sequence[CorralError]) -> CorralError:
+def _join_failures(failures: Sequence[errors.CorralError]) -> errors.CorralError:
     """Return one error with all messages, and the hint and log of the first error."""
     fields = failures[0].as_json()
     lines = dict.fromkeys(failure.message for failure in failures)
-    return from_json({**fields, "message": "\n".join(lines)})
+    return errors.from_json({**fields, "message": "\n".join(lines)})
 
 
-def _instances(model: ModelStatus) -> list[InstanceStatus]:
+def _instances(model: messages.ModelStatus) -> list[messages.InstanceStatus]:
     return [instance for instance in model.instances if not instance.retiring]
 
 
-def _ready(model: ModelStatus) -> list[str]:
+def _ready(model: messages.ModelStatus) -> list[str]:
     has_error = any(instance.error for instance in model.instances)
     if model.state == "failed" and model.reason and not has_error:
-        raise OutOfMemory(f"{model.name} did not start: {model.reason}")
+        raise errors.OutOfMemory(f"{model.name} did not start: {model.reason}")
     for instance in _instances(model):
         if instance.state != "ready":
             raise _failure(instance)
     return [instance.name for instance in _instances(model)]
 
 
-def _waits_for_worker(instance: InstanceStatus) -> bool:
+def _waits_for_worker(instance: messages.InstanceStatus) -> bool:
     """Return whether an instance starts as soon as an RPC worker answers."""
     error = instance.error
-    is_away = error is not None and error["code"] == WorkerUnreachable.code
+    is_away = error is not None and error["code"] == errors.WorkerUnreachable.code
     return is_away and instance.state != "failed"
 
 
-def _failure(instance: InstanceStatus) -> CorralError:
+def _failure(instance: messages.InstanceStatus) -> errors.CorralError:
     error = instance.error
     if error is None:
-        return StartFailed(
+        return errors.StartFailed(
             f"{instance.name} is {instance.state}",
             hint="it was stopped or unloaded meanwhile" if instance.state == "stopped" else None,
             log=instance.log,
         )
     message = f"{instance.name} did not start: {error['message']}"
     if error["code"] in _SETTINGS_CODES:
-        return from_json({**error, "message": message})
+        return errors.from_json({**error, "message": message})
     hint = error["hint"]
     if _waits_for_worker(instance):
         hint = f"{hint}; {instance.name} starts when it answers, corral stop ends the wait"
-    return StartFailed(message, hint=hint, log=error["log"])
+    return errors.StartFailed(message, hint=hint, log=error["log"])
 
 
 def reload(*, dry_run: bool) -> CommandResult:
@@ -291,7 +276,7 @@ def reload(*, dry_run: bool) -> CommandResult:
     return CommandResult(report, text, tuple(report.notes), 1 if report.failures else 0)
 
 
-def render_reload(report: ReloadReport, *, dry_run: bool) -> str:
+def render_reload(report: messages.ReloadReport, *, dry_run: bool) -> str:
     rows = (
         ("would add", "added", report.added),
         ("would remove", "removed", report.removed),
@@ -351,15 +336,17 @@ def undo(word: str | None) -> CommandResult:
     return CommandResult(moved, _moved_text(moved))
 
 
-def _one_balance(word: str | None) -> tuple[Client, BalanceStatus]:
+def _one_balance(word: str | None) -> tuple[Client, messages.BalanceStatus]:
     if word is None:
-        raise SettingsInvalid("name a model", hint="corral balance shows the models with workers")
+        raise errors.SettingsInvalid(
+            "name a model", hint="corral balance shows the models with workers"
+        )
     client = Client(directories().control_socket)
     (found,) = _find_balances(client, word)
     return client, found
 
 
-def _find_balances(client: Client, word: str | None) -> list[BalanceStatus]:
+def _find_balances(client: Client, word: str | None) -> list[messages.BalanceStatus]:
     found = client.balances()
     if word is None:
         return found
@@ -369,13 +356,13 @@ def _find_balances(client: Client, word: str | None) -> list[BalanceStatus]:
         from supervisor.settings.edit import key_text  # as above
 
         hint = _HINT.replace("models.NAME", key_text(["models", name]))
-        raise SettingsInvalid(
+        raise errors.SettingsInvalid(
             f"{name} is not loaded, or has no workers", hint=f"corral load {name} loads it; {hint}"
         )
     return balances
 
 
-def render(found: BalanceStatus) -> str:
+def render(found: messages.BalanceStatus) -> str:
     return "\n".join(
         [
             f"{found.instance}: {_advice(found)}",
@@ -385,7 +372,7 @@ def render(found: BalanceStatus) -> str:
     )
 
 
-def _advice(found: BalanceStatus) -> str:
+def _advice(found: messages.BalanceStatus) -> str:
     reason = found.reason
     if found.decision == "insufficient_data":
         return f"not enough data: {reason}"
@@ -395,7 +382,7 @@ def _advice(found: BalanceStatus) -> str:
     return f"{reason}; moving layers makes a stream about {gain:.2f} × as fast"
 
 
-def _row(shard: ShardStatus) -> tuple[str, ...]:
+def _row(shard: messages.ShardStatus) -> tuple[str, ...]:
     times = ("avg_latency_us", "avg_latency_per_layer_us", "min_latency_us", "max_latency_us")
     suggested = shard.suggested_layers
     return (
@@ -412,7 +399,7 @@ def _ms(latency_us: int | None) -> str:
     return "-" if latency_us is None else f"{latency_us / 1000:.2f} ms"
 
 
-def _moved_text(moved: MovedLayers) -> str:
+def _moved_text(moved: messages.MovedLayers) -> str:
     changes = ", ".join(
         f"{name} {before} → {moved.after[name]}" for name, before in moved.before.items()
     )

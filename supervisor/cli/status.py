@@ -9,25 +9,8 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final
 
+from supervisor.daemon import control_messages as messages
 from supervisor.daemon.control_client import Client
-from supervisor.daemon.control_messages import (
-    BatchQueueStatus,
-    CachesStatus,
-    CacheStatus,
-    DaemonStatus,
-    InstanceStatus,
-    ModelStatus,
-    NodeStatus,
-    SlotDiskStatus,
-    SlotFileStatus,
-    TierStatus,
-    WeightStatus,
-    WorkerStatus,
-    capture_text,
-    failed_text,
-    keyless_warning,
-    state_text,
-)
 from supervisor.errors import NotRunning
 from supervisor.output import CommandResult, colored, duration, size, table
 from supervisor.system.paths import directories
@@ -51,16 +34,16 @@ def status() -> CommandResult:
     return CommandResult({"running": True, **vars(found)}, render(found))
 
 
-def render(status: DaemonStatus) -> str:
+def render(status: messages.DaemonStatus) -> str:
     models, running = status.models, status.capture
     instances = [(model, instance) for model in models for instance in model.instances]
-    capture = colored(capture_text(running), "yellow") if running else ""
+    capture = colored(messages.capture_text(running), "yellow") if running else ""
     batches = [*map(_batch_row, status.batches)]
     lines = [
         f"llama-corral {status.version} · pid {status.pid} · up {duration(status.up_s)}"
         + (", stopping" if status.stopping else ""),
         f"{status.url}/v1",
-        *(colored(line, "yellow") for line in keyless_warning(status)),
+        *(colored(line, "yellow") for line in messages.keyless_warning(status)),
         "",
         table(_HEAD, [_row(model, instance) for model, instance in instances]),
         *(line for model in models for line in _waiting_lines(model)),
@@ -84,11 +67,11 @@ def render(status: DaemonStatus) -> str:
     return "\n".join(lines)
 
 
-def _row(model: ModelStatus, instance: InstanceStatus) -> tuple[str, ...]:
+def _row(model: messages.ModelStatus, instance: messages.InstanceStatus) -> tuple[str, ...]:
     speed = instance.tokens_per_second
     return (
         instance.name,
-        state_text(model, instance),
+        messages.state_text(model, instance),
         str(instance.pid or "-"),
         f"{instance.slots_busy}/{instance.slots}",
         "-" if speed is None else f"{speed:.1f}",
@@ -98,7 +81,7 @@ def _row(model: ModelStatus, instance: InstanceStatus) -> tuple[str, ...]:
     )
 
 
-def _waiting_lines(model: ModelStatus) -> Iterator[str]:
+def _waiting_lines(model: messages.ModelStatus) -> Iterator[str]:
     if found := model.waiting:
         queued = f"{found.requests} waiting" if found.requests else "a command is waiting"
         place = f", place {found.place}" if found.place > 1 else ""
@@ -108,7 +91,7 @@ def _waiting_lines(model: ModelStatus) -> Iterator[str]:
         yield f"\n{model.name}: {queued} for memory, {time} so far{place}{no_requests}"
 
 
-def _idle(model: ModelStatus) -> Iterator[str]:
+def _idle(model: messages.ModelStatus) -> Iterator[str]:
     """Yield when a loaded model will be unloaded, or that a request keeps it loaded."""
     found = model.idle
     if found is None or (found.limit_s is None and found.origin == "ttl_s"):
@@ -122,20 +105,20 @@ def _idle(model: ModelStatus) -> Iterator[str]:
     yield f"\n{model.name}: {text} ({found.origin})"
 
 
-def reductions(model: ModelStatus) -> Iterator[str]:
+def reductions(model: messages.ModelStatus) -> Iterator[str]:
     """Yield the options that were reduced after the engine of a model ran out of memory."""
     for item in model.reduced:
         yield (f"{model.name}: {item.key} = {item.value} for want of memory: {item.reason}")
 
 
-def _trial(model: ModelStatus) -> Iterator[str]:
+def _trial(model: messages.ModelStatus) -> Iterator[str]:
     if found := model.trial:
         share = f"{100 * found.share:g} % of new conversations"
         command = "corral engine canary" if found.is_canary else "corral trial"
         yield f"\n{found.instance}: {found.profile} on trial, {share} ({command})"
 
 
-def not_persisted_reasons(models: Iterable[ModelStatus]) -> list[str]:
+def not_persisted_reasons(models: Iterable[messages.ModelStatus]) -> list[str]:
     return [
         f"{model.name} saves no conversations across restarts: {model.not_persisted_reason}"
         for model in models
@@ -143,14 +126,14 @@ def not_persisted_reasons(models: Iterable[ModelStatus]) -> list[str]:
     ]
 
 
-def _draft(instance: InstanceStatus) -> Iterator[str]:
+def _draft(instance: messages.InstanceStatus) -> Iterator[str]:
     draft = instance.draft
     if draft and draft.acceptance is not None:
         accepted = f"accepts {draft.acceptance:.0%} of {draft.drafted} drafted tokens"
         yield f"\n{instance.name}: {accepted}"
 
 
-def _workers(workers: list[WorkerStatus]) -> list[str]:
+def _workers(workers: list[messages.WorkerStatus]) -> list[str]:
     if not workers:
         return []
     problems = [worker for worker in workers if worker.reason]
@@ -158,7 +141,7 @@ def _workers(workers: list[WorkerStatus]) -> list[str]:
     return ["", table(_WORKERS_HEAD, [*map(_worker_row, workers)]), *lines]
 
 
-def _worker_row(worker: WorkerStatus) -> tuple[str, ...]:
+def _worker_row(worker: messages.WorkerStatus) -> tuple[str, ...]:
     return (
         worker.name,
         worker.state,
@@ -170,7 +153,7 @@ def _worker_row(worker: WorkerStatus) -> tuple[str, ...]:
     )
 
 
-def _nodes(nodes: list[NodeStatus]) -> list[str]:
+def _nodes(nodes: list[messages.NodeStatus]) -> list[str]:
     if not nodes:
         return []
     lines = [f"\n{node.name}: {colored(node.reason, 'red')}" for node in nodes if node.reason]
@@ -187,7 +170,7 @@ def _nodes(nodes: list[NodeStatus]) -> list[str]:
     return ["", table(_NODES_HEAD, rows), *lines]
 
 
-def _weights(weights: list[WeightStatus]) -> list[str]:
+def _weights(weights: list[messages.WeightStatus]) -> list[str]:
     """Return the table of weights, of the models whose instances are not all equal."""
     unequal = {weight.model for weight in weights if weight.reason != "equal"}
     rows = [
@@ -198,7 +181,7 @@ def _weights(weights: list[WeightStatus]) -> list[str]:
     return ["", table(_WEIGHTS_HEAD, rows)] if rows else []
 
 
-def _batch_row(queue: BatchQueueStatus) -> tuple[str, ...]:
+def _batch_row(queue: messages.BatchQueueStatus) -> tuple[str, ...]:
     return (
         queue.model,
         *(str(count) for count in (queue.total_queued, queue.total_batches, queue.total_single)),
@@ -207,13 +190,13 @@ def _batch_row(queue: BatchQueueStatus) -> tuple[str, ...]:
     )
 
 
-def _problems(instance: InstanceStatus) -> Iterator[str]:
+def _problems(instance: messages.InstanceStatus) -> Iterator[str]:
     for text in instance.warnings:
         yield f"\n{instance.name}: {colored(text, 'yellow')}"
     if error := instance.error:
         yield f"\n{instance.name}: {colored(error['message'], 'red')}"
         yield from (f"  {label}: {error[label]}" for label in ("hint", "log") if error[label])
-        if again := failed_text(instance):
+        if again := messages.failed_text(instance):
             yield f"  {again}"
 
 
@@ -244,7 +227,7 @@ def show_tiers() -> CommandResult:
     return CommandResult(found, tiers_text(found, datetime.now(tz=UTC)), tuple(notes))
 
 
-def tiers_text(found: CachesStatus, now: datetime) -> str:
+def tiers_text(found: messages.CachesStatus, now: datetime) -> str:
     models = found.models
     if not models:
         return "no model, and nothing on disk"
@@ -253,7 +236,7 @@ def tiers_text(found: CachesStatus, now: datetime) -> str:
     return "\n".join([table(_TIERS_HEAD, rows), *lines, *_disk(found.disk)])
 
 
-def _rows(status: CacheStatus) -> Iterator[tuple[str, ...]]:
+def _rows(status: messages.CacheStatus) -> Iterator[tuple[str, ...]]:
     model = status.model
     for tier in status.tiers:
         name = tier.tier.replace("_", " ")
@@ -264,20 +247,20 @@ def _rows(status: CacheStatus) -> Iterator[tuple[str, ...]]:
     yield "", "computed", "", *_figures(none, status.computed_tokens, status), _NONE
 
 
-def _figures(prompts: int, tokens: int, status: CacheStatus) -> tuple[str, str]:
+def _figures(prompts: int, tokens: int, status: messages.CacheStatus) -> tuple[str, str]:
     if not status.prompt_tokens:
         return _NONE, _NONE
     return str(prompts), f"{tokens} ({tokens / status.prompt_tokens:.0%})"
 
 
-def _saved_tokens_text(tier: TierStatus) -> str:
+def _saved_tokens_text(tier: messages.TierStatus) -> str:
     if not tier.found_tokens:
         return _NONE
     seconds = tier.saved_s
     return f"{seconds:.1f}s" if seconds < _SHORT_S else duration(seconds)
 
 
-def _holds(tier: TierStatus, status: CacheStatus) -> str:
+def _holds(tier: messages.TierStatus, status: messages.CacheStatus) -> str:
     if tier.tier == "slot" and not status.slots:
         return _NONE  # no instance runs
     if tier.conversations is None:
@@ -294,7 +277,7 @@ def _holds(tier: TierStatus, status: CacheStatus) -> str:
     return ", ".join(parts)
 
 
-def _files(status: CacheStatus, now: datetime) -> Iterator[str]:
+def _files(status: messages.CacheStatus, now: datetime) -> Iterator[str]:
     """Yield figures of slot files since the daemon's start, and the age of the oldest file."""
     saves, restores = status.saves, status.restores
     parts = [*_operation(saves, "saved"), *_operation(restores, "restored")]
@@ -308,14 +291,14 @@ def _files(status: CacheStatus, now: datetime) -> Iterator[str]:
         yield f"{status.model} on disk: {', '.join(parts)}"
 
 
-def _disk(disk: SlotDiskStatus) -> Iterator[str]:
+def _disk(disk: messages.SlotDiskStatus) -> Iterator[str]:
     limit, written, write_limit = (disk.limit_bytes, disk.written_bytes, disk.write_limit_bytes)
     if limit is not None and written is not None and write_limit is not None:
         room = f"{size(disk.size_bytes)} of {size(limit)}"
         yield f"disk: {room}; written in the last hour: {size(written)} of {size(write_limit)}"
 
 
-def _operation(done: SlotFileStatus, verb: str) -> Iterator[str]:
+def _operation(done: messages.SlotFileStatus, verb: str) -> Iterator[str]:
     if done.count:
         mean_ms = 1000 * done.duration_s / done.count
         yield f"{done.count} {verb} ({size(done.size_bytes)}, {mean_ms:.0f} ms each)"

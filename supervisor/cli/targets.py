@@ -22,7 +22,6 @@ from supervisor.errors import CorralError, ModelInvalid, NoSuchModel, SettingsIn
 from supervisor.models import file_names, metadata, reference
 from supervisor.models import pinned as pinned_module
 from supervisor.models.catalogue import Catalogue, search
-from supervisor.models.file_names import FileKind
 from supervisor.models.local_stores import Root, roots
 from supervisor.models.stored_model import StoredModel
 from supervisor.output import warn
@@ -360,18 +359,3 @@ _WORDS: Final[Mapping[Kind, Callable[[], Iterable[str]]]] = MappingProxyType(
         "hook": lambda: get_args(HookName),
     }
 )
-
-
-@dataclass(frozen=True, slots=True)
-class GetOptions:
-    """The options of `corral model get`; `as_lines`: progress and `result` or `error` as JSON."""
-
-    projector: bool = True
-    draft: bool = True
-    dry_run: bool = False
-    as_lines: bool = False
-
-    @property
-    def left_out(self) -> frozenset[FileKind]:
-        kinds: dict[FileKind, bool] = {"projector": self.projector, "draft": self.draft}
-        return frozenset(kind for kind, wanted in kinds.items() if not wanted)

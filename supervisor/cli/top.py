@@ -18,16 +18,7 @@ from dataclasses import replace
 from types import FrameType
 from typing import Final, Self
 
-from supervisor.cli.top_view import (
-    Sample,
-    View,
-    cancel,
-    handle_key,
-    read_sample,
-    screen,
-    try_read,
-    with_sample,
-)
+from supervisor.cli import top_view
 from supervisor.daemon.control_client import Client
 from supervisor.output import CommandResult, wants_colour, write
 from supervisor.system.paths import directories
@@ -198,7 +189,7 @@ class Poller:
         self._wake = wake
         self._cancellations: queue.Queue[str] = queue.Queue(_CANCELLATIONS_MAX)
         # Bounded, so the daemon is not asked while the terminal accepts no output.
-        self._samples: queue.Queue[Sample] = queue.Queue(_SAMPLES_MAX)
+        self._samples: queue.Queue[top_view.Sample] = queue.Queue(_SAMPLES_MAX)
 
     def start(self) -> None:
         # A daemon thread: the exit does not wait for a daemon that does not answer.
@@ -212,7 +203,7 @@ class Poller:
             return False
         return True
 
-    def take(self) -> Sample | None:
+    def take(self) -> top_view.Sample | None:
         """Return the next sample, None if there is no new one."""
         try:
             return self._samples.get_nowait()
@@ -223,8 +214,10 @@ class Poller:
         while True:
             note = ""
             with suppress(queue.Empty):  # after the interval
-                note = cancel(self._client, self._cancellations.get(timeout=self._interval_s))
-            self._samples.put(try_read(self._client, note))
+                note = top_view.cancel(
+                    self._client, self._cancellations.get(timeout=self._interval_s)
+                )
+            self._samples.put(top_view.try_read(self._client, note))
             self._wake()
 
 
@@ -232,7 +225,7 @@ _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _BY_SIGNAL: Final = 128
 
 
-def display(client: Client, first: Sample, interval_s: float, *, has_colour: bool) -> int:
+def display(client: Client, first: top_view.Sample, interval_s: float, *, has_colour: bool) -> int:
     """Show samples until a key or a signal ends the display; return the exit code."""
     with Signals() as signals, Terminal() as terminal:
         poller = Poller(client, interval_s, signals.wake)
@@ -249,15 +242,15 @@ class _Display:
         self._terminal = terminal
         self._signals = signals
         self._has_colour = has_colour
-        self._sample = Sample()
-        self._view = View()
+        self._sample = top_view.Sample()
+        self._view = top_view.View()
         self._exit_code: int | None = None
 
-    def run(self, first: Sample) -> int:
+    def run(self, first: top_view.Sample) -> int:
         self._take(first)
         while self._exit_code is None:
             area = self._terminal.size()
-            lines = screen(self._view, self._sample, area, has_colour=self._has_colour)
+            lines = top_view.screen(self._view, self._sample, area, has_colour=self._has_colour)
             self._terminal.show(lines)
             keyboard = self._terminal.fileno()
             ready, _, _ = select.select([keyboard, self._signals.fileno()], [], [])
@@ -267,8 +260,8 @@ class _Display:
                 self._take(sample)
         return self._exit_code
 
-    def _take(self, sample: Sample) -> None:
-        self._view = with_sample(self._view, sample)
+    def _take(self, sample: top_view.Sample) -> None:
+        self._view = top_view.with_sample(self._view, sample)
         self._sample = replace(sample, note="")
 
     def _read_keys(self) -> list[str]:
@@ -279,8 +272,8 @@ class _Display:
 
     def _press(self, keys: Iterable[str]) -> None:
         for key in keys:
-            view, cancelled = handle_key(self._view, key)
-            self._view = with_sample(view, self._sample)
+            view, cancelled = top_view.handle_key(self._view, key)
+            self._view = top_view.with_sample(view, self._sample)
             if view.is_end:
                 self._exit_code = 0
             if cancelled and not self._poller.cancel(cancelled):
@@ -300,7 +293,7 @@ class _Display:
 def top(interval_s: float, *, once: bool) -> CommandResult:
     """Show models and requests until q or Ctrl-C; with `once` or without a terminal, one frame."""
     client = Client(directories().control_socket)
-    first = read_sample(client)
+    first = top_view.read_sample(client)
     if once or not is_usable():
         from supervisor.cli.top_view import render_once
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Protocol, Self, TextIO
+from typing import TYPE_CHECKING, Self, TextIO
 
 from supervisor.output import ProgressMeter, printable, size, to_json, write
 
@@ -11,50 +11,18 @@ if TYPE_CHECKING:
     from rich.progress import Progress, Task, TaskID
 
 
-class Meter(Protocol):
-    """Shows the progress of downloads, by file and stage."""
-
-    def __enter__(self) -> Self: ...
-    def __exit__(self, *_: object) -> None: ...
-    def show(self, name: str, stage: str, done_bytes: int, all_bytes: int, /) -> None: ...
-    def note(self, text: str, /) -> None: ...
-
-
-def meter(*, as_lines: bool) -> Meter:
-    """Return a meter for people, or one that writes JSON lines to stdout for a program."""
-    return LineMeter() if as_lines else TransferMeter()
-
-
-class LineMeter:
-    """Writes a line for each percent of each stage."""
-
-    def __init__(self) -> None:
-        self._shown: tuple[str, str, int] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return
-
-    def show(self, name: str, stage: str, done_bytes: int, all_bytes: int) -> None:
-        shown = (name, stage, 100 * done_bytes // max(1, all_bytes))
-        if shown != self._shown:
-            self._shown = shown
-            step = {"file": name, "stage": stage, "done_bytes": done_bytes, "all_bytes": all_bytes}
-            write(to_json(step))
-
-    def note(self, text: str) -> None:
-        write(to_json({"note": text}))
-
-
 class TransferMeter:
-    """Shows progress by file on stderr. Names come from strangers, so they are escaped."""
+    """Shows progress by file on stderr. Names come from strangers, so they are escaped.
 
-    def __init__(self, stream: TextIO = sys.stderr) -> None:
+    `as_json` writes a line of JSON to stdout for each percent, for a program.
+    """
+
+    def __init__(self, stream: TextIO = sys.stderr, *, as_json: bool = False) -> None:
         self._stream = stream
+        self._as_json = as_json
+        self._shown: tuple[str, str, int] | None = None
         self._lines = ProgressMeter(stream)
-        self._bars = _bars(stream) if stream.isatty() else None
+        self._bars = _bars(stream) if stream.isatty() and not as_json else None
         self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
@@ -67,6 +35,12 @@ class TransferMeter:
             self._bars.stop()
 
     def show(self, name: str, stage: str, done_bytes: int, all_bytes: int) -> None:
+        if self._as_json:
+            shown = (name, stage, 100 * done_bytes // max(1, all_bytes))
+            if shown != self._shown:
+                self._shown, sizes = shown, {"done_bytes": done_bytes, "all_bytes": all_bytes}
+                write(to_json({"file": name, "stage": stage, **sizes}))
+            return
         label = f"{name}: {stage}"
         if self._bars is None:
             fraction = done_bytes / all_bytes if all_bytes else 1.0
@@ -81,7 +55,9 @@ class TransferMeter:
 
     def note(self, text: str) -> None:
         """Show a sentence above the bars."""
-        if self._bars:
+        if self._as_json:
+            write(to_json({"note": text}))
+        elif self._bars:
             self._bars.console.print(printable(text), markup=False, highlight=False)
         else:
             write(text, self._stream)

@@ -8,26 +8,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from supervisor import errors
 from supervisor.builds import discover
 from supervisor.builds import discover as engines
 from supervisor.builds.installed import EngineSetting, engine_setting, find_build
+from supervisor.daemon import control_messages as messages
 from supervisor.daemon.control_client import Client
-from supervisor.daemon.control_messages import (
-    CanariesStatus,
-    CanaryStatus,
-    DaemonStatus,
-    ReloadReport,
-    TrialStatus,
-)
 from supervisor.daemon.model_commands import follow, resolve_running
-from supervisor.errors import (
-    AccessDenied,
-    CorralError,
-    DaemonBusy,
-    Interrupted,
-    SettingsInvalid,
-    StartFailed,
-)
 from supervisor.output import CommandResult, colored, duration, size, table
 from supervisor.settings.edit import change_file, remove_trial
 from supervisor.system.files import expand_home
@@ -52,7 +39,9 @@ def show(word: str | None) -> CommandResult:
 def finish(word: str | None, *, is_applied: bool) -> CommandResult:
     """End a model's trial in corral.toml, and reload; restores the file if the reload fails."""
     if word is None:
-        raise SettingsInvalid("name a model", hint="corral trial shows the models with a trial")
+        raise errors.SettingsInvalid(
+            "name a model", hint="corral trial shows the models with a trial"
+        )
     client = Client(directories().control_socket)
     before = client.status()
     found = _find_trial(client.trials(), word, before)
@@ -63,14 +52,14 @@ def finish(word: str | None, *, is_applied: bool) -> CommandResult:
         report = _reload(client, dry_run=False)
         if failures := report.failures:
             first = failures[0]
-            raise StartFailed(
+            raise errors.StartFailed(
                 f"nothing was changed: {first['message']}", hint=first["hint"], log=first["log"]
             )
-    except Interrupted:  # the daemon continues to apply the changed file
+    except errors.Interrupted:  # the daemon continues to apply the changed file
         raise
-    except CorralError:
+    except errors.CorralError:
         changed.restore()
-        with suppress(CorralError):
+        with suppress(errors.CorralError):
             _reload(client, dry_run=False)
         raise
     data = {
@@ -97,20 +86,22 @@ def finish(word: str | None, *, is_applied: bool) -> CommandResult:
     return CommandResult(data, "\n".join(lines), notes)
 
 
-def _find_trial(found: list[TrialStatus], word: str, status: DaemonStatus) -> TrialStatus:
+def _find_trial(
+    found: list[messages.TrialStatus], word: str, status: messages.DaemonStatus
+) -> messages.TrialStatus:
     (name,) = resolve_running([word], status)
     for trial in found:
         if trial.model == name:
             return trial
-    raise CorralError(
+    raise errors.CorralError(
         f"{name} has no trial",
         hint=f"{_TOML.replace('NAME', name)} in corral.toml, then corral reload, starts one",
     )
 
 
-def _settings_file(status: DaemonStatus) -> Path:
+def _settings_file(status: messages.DaemonStatus) -> Path:
     if status.config is None:
-        raise SettingsInvalid("the daemon was started without a settings file")
+        raise errors.SettingsInvalid("the daemon was started without a settings file")
     return Path(status.config).resolve()
 
 
@@ -121,35 +112,35 @@ def _check_applied(client: Client, *, may_be_invalid: bool) -> None:
     """
     try:
         report = _reload(client, dry_run=True)
-    except SettingsInvalid:
+    except errors.SettingsInvalid:
         if may_be_invalid:
             return
         raise
     if names := [*report.added, *report.removed, *report.changed]:
-        raise SettingsInvalid(
+        raise errors.SettingsInvalid(
             f"corral.toml has changes that are not applied yet, of {', '.join(names)}",
             hint="corral reload --dry-run shows them, corral reload applies them",
         )
 
 
-def _reload(client: Client, *, dry_run: bool) -> ReloadReport:
+def _reload(client: Client, *, dry_run: bool) -> messages.ReloadReport:
     """Reload; waits for a running reload, which `watch_settings` may have started."""
     for _ in range(_BUSY_TRIES - 1):
         try:
             return follow(client.reload(dry_run=dry_run))
-        except DaemonBusy:
+        except errors.DaemonBusy:
             time.sleep(_BUSY_WAIT_S)
     return follow(client.reload(dry_run=dry_run))
 
 
-def _slot_tokens(status: DaemonStatus, name: str) -> int | None:
+def _slot_tokens(status: messages.DaemonStatus, name: str) -> int | None:
     for model in status.models:
         if model.name == name and model.ctx_size and model.slots:
             return model.ctx_size // model.slots
     return None
 
 
-def render(found: TrialStatus) -> str:
+def render(found: messages.TrialStatus) -> str:
     own, tried = found.base.profile, found.trial.profile
     share = f"{100 * found.share:g} % of new conversations"
     state = f"{', '.join(found.trial.instances)} is {found.state}"
@@ -158,7 +149,7 @@ def render(found: TrialStatus) -> str:
     return "\n".join([title, "", *figure_lines(found, own, tried)])
 
 
-def figure_lines(found: TrialStatus, own: str, tried: str) -> list[str]:
+def figure_lines(found: messages.TrialStatus, own: str, tried: str) -> list[str]:
     """Return the table of both sides, under these names, with errors, flags and notes."""
     base, trial = found.base, found.trial
     rate, first = found.tokens_per_second, found.first_token_s
@@ -186,7 +177,7 @@ def figure_lines(found: TrialStatus, own: str, tried: str) -> list[str]:
     return lines
 
 
-def _base_and_trial_text(found: TrialStatus, name: str, style: str) -> tuple[str, str]:
+def _base_and_trial_text(found: messages.TrialStatus, name: str, style: str) -> tuple[str, str]:
     values = (getattr(found.base, name), getattr(found.trial, name))
     base, other = ("-" if value is None else style.format(value) for value in values)
     return base, other
@@ -219,7 +210,7 @@ def end(word: str | None, *, is_promoted: bool) -> CommandResult:
     model, engine = running.model, running.engine
     try:
         found = follow(client.end_canary(model, "promote" if is_promoted else "withdraw"))
-    except AccessDenied:
+    except errors.AccessDenied:
         if not is_promoted:
             raise
         found = _promote_as_user(client, model, engine_setting(engine))
@@ -231,7 +222,7 @@ def end(word: str | None, *, is_promoted: bool) -> CommandResult:
     return CommandResult(found, _ended_line(found.ended[-1]), notes)
 
 
-def _promote_as_user(client: Client, model: str, engine: EngineSetting) -> CanariesStatus:
+def _promote_as_user(client: Client, model: str, engine: EngineSetting) -> messages.CanariesStatus:
     """Promote, and change the settings file, which a service of systemd may not write."""
     from supervisor.experiments.canaries import with_engine
     from supervisor.settings.edit import change_file
@@ -240,9 +231,9 @@ def _promote_as_user(client: Client, model: str, engine: EngineSetting) -> Canar
     changed = change_file(path, lambda text: with_engine(text, model, engine))
     try:
         return follow(client.end_canary(model, "promote"))
-    except CorralError:
+    except errors.CorralError:
         changed.restore()
-        with suppress(CorralError):
+        with suppress(errors.CorralError):
             follow(client.reload(dry_run=False))
         raise
 
@@ -273,18 +264,20 @@ def _choose_model(client: Client, word: str | None, *, of_canaries: bool = False
     if len(names) == 1:
         return names[0]
     if of_canaries and not names:
-        raise CorralError("no model has a canary", hint=_HINT)
-    raise SettingsInvalid("name a model with --model", hint=f"models: {', '.join(names) or 'none'}")
+        raise errors.CorralError("no model has a canary", hint=_HINT)
+    raise errors.SettingsInvalid(
+        "name a model with --model", hint=f"models: {', '.join(names) or 'none'}"
+    )
 
 
-def _find_canary(found: CanariesStatus, model: str) -> CanaryStatus:
+def _find_canary(found: messages.CanariesStatus, model: str) -> messages.CanaryStatus:
     for canary in found.running:
         if canary.model == model:
             return canary
-    raise CorralError(f"{model} has no canary", hint=_HINT.replace("MODEL", model, 1))
+    raise errors.CorralError(f"{model} has no canary", hint=_HINT.replace("MODEL", model, 1))
 
 
-def _running_lines(found: CanaryStatus) -> list[str]:
+def _running_lines(found: messages.CanaryStatus) -> list[str]:
     trial, share = found.trial, f"{100 * found.share:g} % of new conversations"
     names = ", ".join(trial.trial.instances) if trial else "its replica"
     lines = [
@@ -296,7 +289,7 @@ def _running_lines(found: CanaryStatus) -> list[str]:
     return [*lines, "", *figure_lines(trial, "now", "canary")] if trial else lines
 
 
-def _deadline_text(found: CanaryStatus) -> str:
+def _deadline_text(found: messages.CanaryStatus) -> str:
     left_s = found.decides_in_s
     if left_s is None:
         return "corral engine canary --promote or --withdraw ends it"

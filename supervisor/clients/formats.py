@@ -102,7 +102,8 @@ def _join_lines(lines: list[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-_STRING: Final = r'"(?:[^"\\\n]|\\.)*"'
+# Also a broken string, which the decoder refuses.
+_STRING: Final = r'"(?:[^"\\\n]|\\.)*+"?+'
 _STRINGS_AND_COMMENTS: Final = re.compile(rf"({_STRING})|//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
 # A comma after the last member or item; strings are skipped.
 _LAST_COMMA: Final = re.compile(rf"({_STRING}|[\]}}\w])(\s*),(?=\s*[\]}}])|{_STRING}")
