@@ -286,11 +286,17 @@ def _check_unused(model: StoredModel, where: Directories) -> None:
         status = Client(where.control_socket).status()
     except errors.NotRunning:
         return
+    files = {str(model.path), *map(str, model.files)}
     for served in status.models:
-        is_running = any(instance.pid for instance in served.instances)
-        if is_running and Path(served.path) in {model.path, *model.files}:
+        running = [instance for instance in served.instances if instance.pid]
+        use = None
+        if running and served.path in files:
+            use = "is being served as"
+        elif any(instance.draft and instance.draft.path in files for instance in running):
+            use = "is the draft of"
+        if use:
             raise errors.ModelInUse(
-                f"{model.name} is being served as {served.name}", hint=f"corral stop {served.name}"
+                f"{model.name} {use} {served.name}", hint=f"corral stop {served.name}"
             )
 
 

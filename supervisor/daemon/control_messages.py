@@ -292,11 +292,15 @@ class CanariesStatus(Message):
 
 
 class DraftStatus(Message):
-    """Tokens drafted and accepted in the latest run; `acceptance`: 0 to 1."""
+    """Tokens drafted and accepted in the latest run; `acceptance`: 0 to 1.
+
+    `path`: of the draft model; None if the model or its text drafts.
+    """
 
     drafted: int
     accepted: int
     acceptance: float | None
+    path: str | None
 
 
 class InstanceStatus(Message):

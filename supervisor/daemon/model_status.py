@@ -112,7 +112,7 @@ def instance_status(
     *,
     is_retiring: bool,
 ) -> InstanceStatus:
-    endpoint = facts.endpoint
+    endpoint, draft = facts.endpoint, plan.memory_inputs.draft if plan else None
     return InstanceStatus.of(
         facts,
         state=facts.state.value,
@@ -131,7 +131,12 @@ def instance_status(
             *((*plan.lost_workers, *plan.missing_draft) if plan and facts.pid else ()),
             *(f"{warning.sentence}: {warning.hint}" for warning in facts.warnings),
         ],
-        draft=DraftStatus(stats.drafted_tokens, stats.accepted_tokens, stats.acceptance)
+        draft=DraftStatus(
+            stats.drafted_tokens,
+            stats.accepted_tokens,
+            stats.acceptance,
+            path=str(draft.path) if draft else None,
+        )
         if plan and spec_types(plan.memory_inputs.chosen)
         else None,
     )

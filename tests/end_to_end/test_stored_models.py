@@ -94,3 +94,18 @@ def test_a_model_is_removed_once_no_engine_serves_it(corral: CorralCli, home: Pa
     assert not repository.exists()
     assert corral("model", "remove", name, "--yes").returncode == 4
     assert corral.data("model", "prune", "--dry-run")["files"] == []
+
+
+def test_the_draft_of_a_running_model_is_not_removed(
+    corral: CorralCli, home: Path, tmp_path: Path
+) -> None:
+    corral.configure("")
+    name = "org/Eyes-GGUF:Q8_0"
+    (draft,) = (row for row in corral.data("model", "list")["models"] if row["name"] == name)
+    model = tmp_path / "made" / "model.gguf"
+    corral.configure(f'[models.chat]\npath = "{model}"\ndraft = "{draft["path"]}"\n')
+    corral.ok("start", "chat")
+    refused = corral("model", "remove", name, "--yes")
+    assert (refused.returncode, "is the draft of chat" in refused.stderr) == (69, True)
+    corral.ok("stop", "chat")
+    assert corral.data("model", "remove", name, "--yes")["freed_bytes"] > 200_000

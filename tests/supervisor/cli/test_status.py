@@ -99,7 +99,7 @@ def test_an_instance_that_is_given_up_says_how_it_starts_again() -> None:
     assert "restarted" not in shown(instance(state="starting", error=error))
 
 
-DRAFT = DraftStatus(drafted=200, accepted=76, acceptance=0.38)
+DRAFT = DraftStatus(drafted=200, accepted=76, acceptance=0.38, path=None)
 
 
 def test_draft_acceptance_is_shown() -> None:
