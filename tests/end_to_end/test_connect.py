@@ -136,7 +136,7 @@ def test_a_file_that_cannot_be_read_is_not_touched(
     settings.write_text('{"theme": \n}')
     refused = corral("connect", "zed", "--write")
     assert refused.returncode == 78
-    assert "line 2: a value is missing" in refused.stderr
+    assert "Expecting value: line 2 column 1" in refused.stderr
     assert settings.read_text() == '{"theme": \n}'
     settings.unlink()
     corral.ok("connect", "zed", "--write", "--no-check")
