@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType, MappingProxyType
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from supervisor import errors
 from supervisor.cli.targets import Targets, choose, settings_reader
@@ -302,8 +302,8 @@ def uninstall(scope: units.Scope) -> CommandResult:
 
 def status(scope: units.Scope) -> CommandResult:
     state = units.service_state(scope)
-    text = "\n".join(_service_lines(state)) if state.is_installed else "not installed"
-    return CommandResult(state.as_json(), text, exit_code=0 if state.is_active else _EXIT_INACTIVE)
+    text = "\n".join(_service_lines(state)) if state["is_installed"] else "not installed"
+    return CommandResult(state, text, exit_code=0 if state["is_active"] else _EXIT_INACTIVE)
 
 
 def show(scope: units.Scope, config: Path | None, kind: Format | None) -> CommandResult:
@@ -359,17 +359,17 @@ def _environment() -> dict[str, str]:
     return {name: value for name in names if (value := os.environ.get(name))}
 
 
-def _paths(scope: units.Scope) -> units.ServicePaths:
+def _paths(scope: units.Scope) -> tuple[Path, ...]:
     if scope == "system":
         return units.SYSTEM_PATHS
     # Source: systemd.unit(5), "User Unit Search Path".
     config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    return units.ServicePaths(Path(config) / "systemd" / "user")
+    return units.user_paths(Path(config) / "systemd" / "user")
 
 
 def _check_no_other_daemon(scope: units.Scope, where: Directories) -> None:
     owner = read_owner(where.state_file)
-    if owner and owner.is_alive() and owner.pid != units.service_state(scope).pid:
+    if owner and owner.is_alive() and owner.pid != units.service_state(scope)["pid"]:
         raise errors.DaemonBusy(
             f"a daemon already runs (pid {owner.pid}), and not as a service",
             hint="corral stop ends it; then install the service",
@@ -398,18 +398,18 @@ def _notes(facts: units.ServiceFacts) -> Iterator[str]:
         yield f"set here, but not for the service: {', '.join(others)}"
 
 
-def _service_lines(state: units.ServiceState) -> Iterator[str]:
-    enabled = "" if state.is_enabled else ", not enabled"
-    yield f"service  {state.state}{enabled}"
-    yield f"socket   {state.socket}"
-    if state.text:
-        yield f"status   {state.text}"
-    if state.pid:
-        yield f"pid      {state.pid}"
-    if state.result not in {"", "success"}:
-        yield f"result   {state.result}"
-    if state.restarts:
-        yield f"restarts {state.restarts}"
+def _service_lines(state: Mapping[str, Any]) -> Iterator[str]:
+    enabled = "" if state["is_enabled"] else ", not enabled"
+    yield f"service  {state['state']}{enabled}"
+    yield f"socket   {state['socket']}"
+    if state["text"]:
+        yield f"status   {state['text']}"
+    if state["pid"]:
+        yield f"pid      {state['pid']}"
+    if state["result"] not in {"", "success"}:
+        yield f"result   {state['result']}"
+    if state["restarts"]:
+        yield f"restarts {state['restarts']}"
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -146,29 +147,6 @@ def missing_program(command: Command) -> str | None:
     return None if os.access(found, os.X_OK) else f"{found} is not executable (chmod +x {found})"
 
 
-class _Output:
-    """The output of a command; a command that writes too much is killed."""
-
-    def __init__(self, child: Child) -> None:
-        self._child = child
-        self._ring = LogRing(_KEPT_BYTES)
-        self._count_bytes = 0
-
-    @property
-    def is_flood(self) -> bool:
-        return self._count_bytes > _OUTPUT_MAX_BYTES
-
-    @property
-    def text(self) -> str:
-        return "\n".join(self._ring.last_lines(_KEPT_LINES))
-
-    def feed(self, chunk: bytes) -> None:
-        self._count_bytes += len(chunk)
-        self._ring.feed(chunk)
-        if self.is_flood:
-            self._child.signal(signal.SIGKILL)
-
-
 async def run_command(command: Command, content: bytes, timeout_s: float) -> HookRun:
     """Run a command to its end or until cancelled; then its process group is killed."""
     began_at_s = time.monotonic()
@@ -179,21 +157,29 @@ async def run_command(command: Command, content: bytes, timeout_s: float) -> Hoo
         return HookRun(reason, "", 0.0)
     child.write_line(content)
     child.close_stdin()
-    output, ended = _Output(child), None
-    try:
+    ring, written_bytes, ended = LogRing(_KEPT_BYTES), 0, None
+
+    def feed(chunk: bytes) -> None:
+        nonlocal written_bytes
+        written_bytes += len(chunk)
+        ring.feed(chunk)
+        if written_bytes > _OUTPUT_MAX_BYTES:
+            child.signal(signal.SIGKILL)
+
+    with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
-            ended = await child.wait(output.feed, output.feed)
-    except TimeoutError:
-        pass
-    problem = _problem(ended, output, timeout_s)
-    return HookRun(problem, output.text, round(time.monotonic() - began_at_s, 3))
+            ended = await child.wait(feed, feed)
+    if written_bytes > _OUTPUT_MAX_BYTES:
+        problem: str | None = f"it wrote more than {_OUTPUT_MAX_BYTES >> 20} MiB and was killed"
+    elif ended is None:
+        problem = f"it did not end within {timeout_s:g} s and was killed"
+    else:
+        problem = _problem(ended)
+    output = "\n".join(ring.last_lines(_KEPT_LINES))
+    return HookRun(problem, output, round(time.monotonic() - began_at_s, 3))
 
 
-def _problem(ended: Exit | None, output: _Output, timeout_s: float) -> str | None:
-    if output.is_flood:
-        return f"it wrote more than {_OUTPUT_MAX_BYTES >> 20} MiB and was killed"
-    if ended is None:
-        return f"it did not end within {timeout_s:g} s and was killed"
+def _problem(ended: Exit) -> str | None:
     if ended.signal:
         return f"it was ended by {signal_name(ended.signal)}"
     return f"it exited with code {ended.code}" if ended.code else None
@@ -213,59 +199,17 @@ class HookJob:
     cwd: Path
 
 
-class JobQueue:
-    """Jobs in order of arrival; jobs for one subject never run at the same time."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[HookJob] = deque()
-        self._running: dict[str, HookJob] = {}
-        self._dropped = 0
-
-    @property
-    def is_empty(self) -> bool:
-        return not self._waiting and not self._running
-
-    def add(self, job: HookJob) -> bool:
-        """Return whether there was room; jobs without room are counted."""
-        if len(self._waiting) < _WAITING_MAX:
-            self._waiting.append(job)
-            return True
-        self._dropped += 1
-        return False
-
-    def begin(self) -> HookJob | None:
-        """Take the first job that may run now."""
-        if len(self._running) >= _RUNNING_MAX:
-            return None
-        found = next((job for job in self._waiting if job.event.subject not in self._running), None)
-        if found:
-            self._waiting.remove(found)
-            self._running[found.event.subject] = found
-        return found
-
-    def end(self, job: HookJob) -> None:
-        del self._running[job.event.subject]
-
-    @property
-    def running(self) -> tuple[HookJob, ...]:
-        return tuple(self._running.values())
-
-    def drop_waiting(self) -> None:
-        self._dropped += len(self._waiting)
-        self._waiting.clear()
-
-    def take_dropped(self) -> int:
-        """Return how many jobs were dropped since the last call."""
-        count, self._dropped = self._dropped, 0
-        return count
-
-
 class HookRunner:
-    """Runs jobs while `serve` runs; failed and dropped jobs cause warnings."""
+    """Runs jobs while `serve` runs, four at a time; failed and dropped jobs cause warnings.
+
+    Jobs begin in order of arrival, but those for one subject never run at the same time.
+    """
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
-        self._queue = JobQueue()
+        self._waiting: deque[HookJob] = deque()
+        self._running: dict[str, HookJob] = {}  # by subject
+        self._dropped = 0  # since the last warning
         self._has_warned = False
         self._group: asyncio.TaskGroup | None = None
         self._empty = asyncio.Event()
@@ -282,35 +226,42 @@ class HookRunner:
                 self._group = None
 
     def submit(self, job: HookJob) -> None:
-        if self._queue.add(job):
+        if len(self._waiting) < _WAITING_MAX:
+            self._waiting.append(job)
             self._empty.clear()
             self._begin()
-        elif not self._has_warned:
-            self._has_warned = True
-            self._emit("hooks.dropped", hook=job.event.event, count=self._queue.take_dropped())
+            return
+        self._dropped += 1
+        if not self._has_warned:
+            self._report_dropped(job.event.event)
 
     async def finish(self) -> None:
         """Wait until nothing runs or is queued; the caller has a deadline, and then kills."""
         try:
             await self._empty.wait()
         finally:
-            self._queue.drop_waiting()
+            self._dropped += len(self._waiting)
+            self._waiting.clear()
             self._report_dropped()
-            for job in self._queue.running:
+            for job in self._running.values():
                 ran = HookRun("it was killed, because the daemon stopped", "", None)
                 self._report(job, job.commands[0], ran)
 
     def _begin(self) -> None:
-        while self._group and (job := self._queue.begin()):
-            self._group.create_task(self._run(job), name=f"hook {job.event.event}")
-        if self._queue.is_empty:
+        if group := self._group:
+            for job in [*self._waiting]:
+                if len(self._running) < _RUNNING_MAX and job.event.subject not in self._running:
+                    self._waiting.remove(job)
+                    self._running[job.event.subject] = job
+                    group.create_task(self._run(job), name=f"hook {job.event.event}")
+        if not self._waiting and not self._running:
             self._empty.set()
             self._report_dropped()
 
-    def _report_dropped(self) -> None:
-        if count := self._queue.take_dropped():
-            self._emit("hooks.dropped", hook=None, count=count)
-        self._has_warned = False
+    def _report_dropped(self, hook: HookName | None = None) -> None:
+        if self._dropped:
+            self._emit("hooks.dropped", hook=hook, count=self._dropped)
+        self._dropped, self._has_warned = 0, hook is not None
 
     async def _run(self, job: HookJob) -> None:
         try:
@@ -321,7 +272,7 @@ class HookRunner:
         except Exception as error:  # noqa: BLE001 (a task of the daemon outlives any failure)
             FAILURES.note("hooks", error)
         finally:
-            self._queue.end(job)
+            del self._running[job.event.subject]
             self._begin()
 
     def _report(self, job: HookJob, words: tuple[str, ...], ran: HookRun) -> None:

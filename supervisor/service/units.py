@@ -18,9 +18,9 @@ import plistlib
 import stat
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from proxy.settings import ProxySettings
 from supervisor.errors import AccessDenied, ServiceFailed, SettingsInvalid
@@ -173,18 +173,15 @@ def system_sandbox(read_paths: Iterable[Path]) -> list[str]:
     ]
 
 
-_API_KEYS = "api_keys"
-_SLOTS_KEY = "slots_key"
-
-
 def credential_lines(settings: Settings) -> Iterator[str]:
     """Load each file, and name its copy in the environment, which wins over the settings file."""
-    if settings.proxy.api_keys_file is not None:
-        yield f"LoadCredential={_API_KEYS}:{escape_unit(str(settings.proxy.api_keys_file))}"
-        yield f"Environment={assignment('CORRAL_PROXY__API_KEYS_FILE', f'%d/{_API_KEYS}')}"
-    if settings.supervisor.slots_key_file is not None:
-        yield f"LoadCredential={_SLOTS_KEY}:{escape_unit(str(settings.supervisor.slots_key_file))}"
-        yield f"Environment={assignment('CORRAL_SUPERVISOR__SLOTS_KEY_FILE', f'%d/{_SLOTS_KEY}')}"
+    for name, variable, key_file in (
+        ("api_keys", "CORRAL_PROXY__API_KEYS_FILE", settings.proxy.api_keys_file),
+        ("slots_key", "CORRAL_SUPERVISOR__SLOTS_KEY_FILE", settings.supervisor.slots_key_file),
+    ):
+        if key_file is not None:
+            yield f"LoadCredential={name}:{escape_unit(str(key_file))}"
+            yield f"Environment={assignment(variable, f'%d/{name}')}"
     files = {name: node.key_file for name, node in settings.nodes.items() if node.key_file}
     for name, file in files.items():
         yield f"LoadCredential=node_{name}:{escape_unit(str(file))}"
@@ -215,7 +212,15 @@ def socket_unit(settings: ProxySettings) -> str | None:
     )
 
 
-_KINDS = ("Configuration", "State", "Cache", "Logs", "Runtime")
+# Mode 0700 keeps other users from reading conversations and logs.
+_DIRECTORIES: Final = (
+    f"ConfigurationDirectory={NAME}",
+    *(
+        line
+        for kind in ("State", "Cache", "Logs", "Runtime")
+        for line in (f"{kind}Directory={NAME}", f"{kind}DirectoryMode=0700")
+    ),
+)
 
 
 def service_unit(facts: ServiceFacts) -> str:
@@ -268,20 +273,11 @@ def _run(facts: ServiceFacts) -> list[str]:
 
 
 def _system(facts: ServiceFacts) -> list[str]:
-    # Mode 0700 keeps other users from reading conversations and logs.
-    directories = [
-        line
-        for kind in _KINDS
-        for line in (
-            f"{kind}Directory={NAME}",
-            *([f"{kind}DirectoryMode=0700"] if kind != "Configuration" else []),
-        )
-    ]
     groups = [f"SupplementaryGroups={' '.join(facts.groups)}"] if facts.groups else []
     return [
         f"User={ACCOUNT}",
         *groups,
-        *directories,
+        *_DIRECTORIES,
         *credential_lines(facts.settings),
         *system_sandbox(facts.read_paths),
     ]
@@ -289,38 +285,27 @@ def _system(facts: ServiceFacts) -> list[str]:
 
 SERVICE: Final = f"{NAME}.service"
 SOCKET: Final = f"{NAME}.socket"
+ACCOUNTS: Final = f"{NAME}.conf"
 _STATE: Final = f"/var/lib/{NAME}"
 
 
-@dataclass(frozen=True, slots=True)
-class ServicePaths:
-    """Directories of unit files, and of files that declare accounts."""
-
-    """Directories of unit files, and of files that declare accounts."""
-
-    units: Path
-    accounts: Path | None = None
-
-    @property
-    def all(self) -> tuple[Path, ...]:
-        """Every file that an installation may have."""
-        return (
-            self.units / SERVICE,
-            self.units / SOCKET,
-            *([self.accounts / f"{NAME}.conf"] if self.accounts else []),
-        )
+# The files that an installation may have, by their paths.
+SYSTEM_PATHS: Final = (
+    Path("/etc/systemd/system") / SERVICE,
+    Path("/etc/systemd/system") / SOCKET,
+    Path("/etc/sysusers.d") / ACCOUNTS,
+)
 
 
-SYSTEM_PATHS: Final = ServicePaths(Path("/etc/systemd/system"), Path("/etc/sysusers.d"))
+def user_paths(directory: Path) -> tuple[Path, ...]:
+    return (directory / SERVICE, directory / SOCKET)
 
 
-def service_files(facts: ServiceFacts, paths: ServicePaths) -> dict[Path, str]:
-    socket = socket_unit(facts.settings.proxy)
-    files = {paths.units / SERVICE: service_unit(facts)}
-    files |= {paths.units / SOCKET: socket} if socket else {}
-    if paths.accounts:
-        files[paths.accounts / f"{NAME}.conf"] = account()
-    return files
+def service_files(facts: ServiceFacts, paths: Iterable[Path]) -> dict[Path, str]:
+    """Return the text of each of the paths that the service needs."""
+    texts = {SERVICE: service_unit(facts), SOCKET: socket_unit(facts.settings.proxy)}
+    texts[ACCOUNTS] = account()
+    return {path: text for path in paths if (text := texts[path.name])}
 
 
 def account() -> str:
@@ -408,37 +393,20 @@ _PROPERTIES: Final = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceState:
-    is_installed: bool
-    is_active: bool
-    state: str
-    is_enabled: bool
-    text: str
-    pid: int | None
-    result: str
-    restarts: int
-    socket: str
-
-    def as_json(self) -> dict[str, object]:
-        return asdict(self)
-
-
-def service_state(scope: Scope) -> ServiceState:
-    """Read the state of the service; raises ServiceFailed if systemd does not answer."""
-    shown = _show_properties(scope, SERVICE)
-    socket = _show_properties(scope, SOCKET)
-    return ServiceState(
-        is_installed=shown.get("LoadState") not in {None, "", "not-found"},
-        is_active=shown.get("ActiveState") in {"active", "reloading"},
-        state=f"{shown.get('ActiveState', 'unknown')} ({shown.get('SubState', 'unknown')})",
-        is_enabled=shown.get("UnitFileState") == "enabled",
-        text=shown.get("StatusText", ""),
-        pid=int(shown.get("MainPID") or 0) or None,
-        result=shown.get("Result", ""),
-        restarts=int(shown.get("NRestarts") or 0),
-        socket=f"{socket.get('ActiveState', 'unknown')} ({socket.get('SubState', 'unknown')})",
-    )
+def service_state(scope: Scope) -> dict[str, Any]:
+    """Read the state of the service, for JSON; raises ServiceFailed if systemd does not answer."""
+    shown, socket = (_show_properties(scope, unit) for unit in (SERVICE, SOCKET))
+    return {
+        "is_installed": shown.get("LoadState") not in {None, "", "not-found"},
+        "is_active": shown.get("ActiveState") in {"active", "reloading"},
+        "state": f"{shown.get('ActiveState', 'unknown')} ({shown.get('SubState', 'unknown')})",
+        "is_enabled": shown.get("UnitFileState") == "enabled",
+        "text": shown.get("StatusText", ""),
+        "pid": int(shown.get("MainPID") or 0) or None,
+        "result": shown.get("Result", ""),
+        "restarts": int(shown.get("NRestarts") or 0),
+        "socket": f"{socket.get('ActiveState', 'unknown')} ({socket.get('SubState', 'unknown')})",
+    }
 
 
 def _show_properties(scope: Scope, unit: str) -> dict[str, str]:
@@ -446,7 +414,7 @@ def _show_properties(scope: Scope, unit: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
 
-def install(scope: Scope, files: Mapping[Path, str], paths: ServicePaths, *, start: bool) -> None:
+def install(scope: Scope, files: Mapping[Path, str], paths: Sequence[Path], *, start: bool) -> None:
     """Write the files, enable the units and start them; repeating it applies changes.
 
     Raises AccessDenied, and ServiceFailed if a file is the user's or systemd refuses.
@@ -454,15 +422,16 @@ def install(scope: Scope, files: Mapping[Path, str], paths: ServicePaths, *, sta
     _check_ours(paths)
     systemctl(scope, "show", "--property=Version")  # write nothing unless systemd answers
     changed = {path.name for path, text in files.items() if _read(path) != text}
-    removed = [path for path in paths.all if path not in files and path.exists()]
+    removed = [path for path in paths if path not in files and path.exists()]
     if SOCKET in changed or removed:
         _stop(scope, *(path.name for path in (*files, *removed)))
     _remove(scope, removed)
     for path, text in files.items():
         _write(path, text)
-        if path.parent == paths.accounts:
+        if path.name == ACCOUNTS:
             run("systemd-sysusers", str(path))
-    units = [name for name in (SOCKET, SERVICE) if paths.units / name in files]
+    names = {path.name for path in files}
+    units = [name for name in (SOCKET, SERVICE) if name in names]
     systemctl(scope, "daemon-reload")
     systemctl(scope, "enable", *units)
     if start:
@@ -471,13 +440,13 @@ def install(scope: Scope, files: Mapping[Path, str], paths: ServicePaths, *, sta
         systemctl(scope, "restart" if changed else "start", SERVICE)
 
 
-def uninstall(scope: Scope, paths: ServicePaths) -> tuple[Path, ...]:
+def uninstall(scope: Scope, paths: Sequence[Path]) -> tuple[Path, ...]:
     """Stop the service, remove its files and return them.
 
     Raises AccessDenied, and ServiceFailed if a file is the user's or systemd refuses.
     """
     _check_ours(paths)
-    found = tuple(path for path in paths.all if path.exists())
+    found = tuple(path for path in paths if path.exists())
     if found:
         _stop(scope, *(path.name for path in found))
         _remove(scope, found)
@@ -492,7 +461,7 @@ def _stop(scope: Scope, *names: str) -> None:
             systemctl(scope, "stop", name)
 
 
-def _remove(scope: Scope, found: tuple[Path, ...] | list[Path]) -> None:
+def _remove(scope: Scope, found: Iterable[Path]) -> None:
     for path in found:
         if path.name in {SOCKET, SERVICE} and _is_known(scope, path.name):
             systemctl(scope, "disable", path.name)
@@ -507,8 +476,8 @@ def _is_known(scope: Scope, name: str) -> bool:
     return shown.strip() not in {"", "not-found"}
 
 
-def _check_ours(paths: ServicePaths) -> None:
-    for path in paths.all:
+def _check_ours(paths: Iterable[Path]) -> None:
+    for path in paths:
         text = _read(path)
         if text is not None and not text.startswith(MARK):
             raise ServiceFailed(
@@ -539,8 +508,7 @@ def _write(path: Path, text: str) -> None:
 
 def reasons_unreachable(paths: Iterable[Path]) -> Iterator[str]:
     """Yield reasons why a user without special rights, groups or access lists cannot read."""
-    seen = dict.fromkeys(reason for path in paths if (reason := _obstacle(path)))
-    yield from seen
+    yield from dict.fromkeys(reason for path in paths if (reason := _obstacle(path)))
 
 
 def _obstacle(path: Path) -> str | None:

@@ -8,7 +8,7 @@ from support.service_facts import facts
 
 from supervisor.errors import AccessDenied, ServiceFailed
 from supervisor.service import units
-from supervisor.service.units import SERVICE, SOCKET, ServicePaths, service_files, service_state
+from supervisor.service.units import SERVICE, SOCKET, service_files, service_state, user_paths
 
 # Knows each unit whose file there is, and fails with the text of the file `fail`.
 SYSTEMCTL = """#!/bin/sh
@@ -25,7 +25,8 @@ esac
 class Systemd:
     def __init__(self, root: Path) -> None:
         self._root = root
-        self.paths = ServicePaths(root / "units")
+        self.units = root / "units"
+        self.paths = user_paths(self.units)
 
     def install(self, *, start: bool = True, **settings: Any) -> list[str]:
         files = service_files(facts("user", **settings), self.paths)
@@ -61,7 +62,7 @@ def test_a_service_is_written_enabled_and_started(systemd: Systemd) -> None:
         f"start {SOCKET}",
         f"restart {SERVICE}",
     ]
-    unit = systemd.paths.units / SERVICE
+    unit = systemd.units / SERVICE
     assert unit.stat().st_mode & 0o777 == 0o644
 
 
@@ -88,7 +89,7 @@ def test_a_socket_that_is_not_wanted_any_more_is_removed(systemd: Systemd) -> No
     systemd.install()
     calls = systemd.install(proxy={"listen": "localhost:8080"})
     assert f"disable {SOCKET}" in calls
-    assert not (systemd.paths.units / SOCKET).exists()
+    assert not (systemd.units / SOCKET).exists()
 
 
 def test_nothing_starts_without_start(systemd: Systemd) -> None:
@@ -97,7 +98,7 @@ def test_nothing_starts_without_start(systemd: Systemd) -> None:
 
 def test_uninstalling_stops_the_socket_first_and_leaves_nothing(systemd: Systemd) -> None:
     systemd.install()
-    assert units.uninstall("user", systemd.paths) == systemd.paths.all
+    assert units.uninstall("user", systemd.paths) == systemd.paths
     assert systemd.calls() == [
         f"stop {SOCKET}",
         f"stop {SERVICE}",
@@ -105,12 +106,12 @@ def test_uninstalling_stops_the_socket_first_and_leaves_nothing(systemd: Systemd
         f"disable {SOCKET}",
         "daemon-reload",
     ]
-    assert list(systemd.paths.units.iterdir()) == []
+    assert list(systemd.units.iterdir()) == []
     assert units.uninstall("user", systemd.paths) == ()
 
 
 def test_a_file_of_the_users_own_is_left_alone(systemd: Systemd) -> None:
-    own = systemd.paths.units / SERVICE
+    own = systemd.units / SERVICE
     own.parent.mkdir()
     own.write_text("[Service]\nExecStart=/mine\n", "utf-8")
     with pytest.raises(ServiceFailed, match="was not written by"):
@@ -126,7 +127,7 @@ def test_without_systemd_nothing_is_written(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ServiceFailed, match="systemd is not installed"):
         systemd.install()
-    assert not systemd.paths.units.exists()
+    assert not systemd.units.exists()
 
 
 def test_what_systemd_says_is_shown_with_where_to_look(systemd: Systemd) -> None:
@@ -134,7 +135,7 @@ def test_what_systemd_says_is_shown_with_where_to_look(systemd: Systemd) -> None
     with pytest.raises(ServiceFailed, match="connect to bus") as failure:
         systemd.install()
     assert "does not run here" in (failure.value.hint or "")
-    assert not systemd.paths.units.exists()
+    assert not systemd.units.exists()
     systemd.fail("Job for llama-corral.service failed")
     with pytest.raises(ServiceFailed) as failure:
         systemd.install()
@@ -142,12 +143,12 @@ def test_what_systemd_says_is_shown_with_where_to_look(systemd: Systemd) -> None
 
 
 def test_a_directory_that_is_a_file_is_named(systemd: Systemd) -> None:
-    systemd.paths.units.write_text("", "utf-8")
+    systemd.units.write_text("", "utf-8")
     with pytest.raises(AccessDenied, match="cannot write"):
         systemd.install()
 
 
 def test_the_state_is_what_systemd_shows(systemd: Systemd) -> None:
     state = service_state("user")
-    assert (state.is_active, state.pid, state.restarts) == (True, 7, 2)
-    assert state.text == "1 of 1 instances ready"
+    assert (state["is_active"], state["pid"], state["restarts"]) == (True, 7, 2)
+    assert state["text"] == "1 of 1 instances ready"

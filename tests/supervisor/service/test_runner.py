@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+from support.corral_cli import until
+
 from supervisor.events import Event, EventStream
-from supervisor.service.hook_commands import HookEvent, HookJob, HookRunner, JobQueue
+from supervisor.service.hook_commands import HookEvent, HookJob, HookRunner
 
 AT = datetime(2026, 11, 22, tzinfo=UTC)
 
 
 def job(model: str, *commands: tuple[str, ...], cwd: Path = Path("/")) -> HookJob:
     return HookJob(HookEvent("model_loaded", AT, model), commands, 30, cwd)
-
-
-def test_jobs_for_one_model_wait_for_each_other_and_others_do_not() -> None:
-    queue = JobQueue()
-    first, second, other = job("a", ("1",)), job("a", ("2",)), job("b", ("3",))
-    for case in (first, second, other):
-        assert queue.add(case)
-    assert [queue.begin(), queue.begin(), queue.begin()] == [first, other, None]
-    queue.end(first)
-    assert queue.begin() == second
-
-
-def test_few_run_at_a_time_and_a_full_queue_counts_what_it_drops() -> None:
-    queue = JobQueue()
-    taken = [queue.add(job(str(number))) for number in range(70)]
-    assert taken.count(False) == 6
-    assert len(list(iter(queue.begin, None))) == 4
-    assert (queue.take_dropped(), queue.take_dropped()) == (6, 0)
 
 
 class Running:
@@ -68,6 +53,34 @@ async def test_all_commands_of_an_event_run_in_order(tmp_path: Path) -> None:
         ("hook.failed", "it exited with code 1"),
         ("hook.finished", None),
     ]
+
+
+async def test_jobs_for_one_model_wait_for_each_other_and_others_do_not(tmp_path: Path) -> None:
+    running = Running()
+    os.mkfifo(tmp_path / "gate")
+    async with running.serving():
+        for model, command in {"a": "cat gate", "a ": "touch a", "b": "touch b"}.items():
+            running.runner.submit(job(model.strip(), ("sh", "-c", command), cwd=tmp_path))
+        await asyncio.to_thread(until, (tmp_path / "b").exists)
+        assert not (tmp_path / "a").exists()
+        await asyncio.to_thread((tmp_path / "gate").write_text, "")
+        await running.runner.finish()
+    assert (tmp_path / "a").exists()
+
+
+async def test_a_fifth_job_waits_for_a_place(tmp_path: Path) -> None:
+    running = Running()
+    os.mkfifo(tmp_path / "gate")
+    async with running.serving():
+        for number in range(5):
+            command = f"touch {number}; cat gate"
+            running.runner.submit(job(str(number), ("sh", "-c", command), cwd=tmp_path))
+        await asyncio.to_thread(until, lambda: len(list(tmp_path.glob("?"))) == 4)
+        assert not (tmp_path / "4").exists()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await running.runner.finish()
+    assert [name for name, _ in running.told()] == ["hooks.dropped", *["hook.failed"] * 4]
 
 
 async def test_what_is_dropped_is_one_warning_and_a_count() -> None:

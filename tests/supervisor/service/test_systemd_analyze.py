@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.service_facts import facts
 
-from supervisor.service.units import SERVICE, ServiceFacts, ServicePaths, service_files
+from supervisor.service.units import SERVICE, ServiceFacts, service_files, user_paths
 
 KEYS = {"api_keys_file": "/etc/llama-corral/keys.toml"}
 NODES = {"big-box": {"url": "http://10.0.0.2:8080", "key_file": "/etc/llama-corral/big.key"}}
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def written(service: ServiceFacts, directory: Path) -> list[Path]:
-    files = service_files(service, ServicePaths(directory))
+    files = service_files(service, user_paths(directory))
     for path, text in files.items():
         path.write_text(text, "utf-8")
     return list(files)
