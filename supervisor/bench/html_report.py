@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,6 +15,7 @@ from supervisor.bench.figures import (
     NO_DIFFERENCE,
     TOO_FEW,
     BenchResult,
+    Comparison,
     Finding,
     VariantFinding,
     findings,
@@ -51,28 +52,9 @@ def _append(parent: Element, child: Child) -> None:
         parent.text = (parent.text or "") + printable(child)
 
 
-# Corners around the middle; the first variant has a circle.
-_SHAPES: Final[Sequence[Sequence[tuple[float, float]]]] = (
-    (),
-    ((-3.2, -3.2), (3.2, -3.2), (3.2, 3.2), (-3.2, 3.2)),
-    ((0, -4.6), (4.6, 0), (0, 4.6), (-4.6, 0)),
-    ((0, -4.4), (4.2, 3.2), (-4.2, 3.2)),
-    ((0, 4.4), (4.2, -3.2), (-4.2, -3.2)),
-    ((-4.2, -1.6), (4.2, -1.6), (4.2, 1.6), (-4.2, 1.6)),
-)
-KINDS: Final = len(_SHAPES)
-_RADIUS: Final = 3.7
-
-
-def marker(place: int, x: float, y: float, text: str) -> Element:
-    """Draw the mark of the variant at `place`; `text` is its tooltip."""
-    corners = _SHAPES[place % KINDS]
-    label = element("title", text)
-    if not corners:
-        return element("circle", label, cx=x, cy=y, r=_RADIUS, class_="mark")
-    points = " ".join(f"{x + dx:.1f},{y + dy:.1f}" for dx, dy in corners)
-    return element("polygon", label, points=points, class_="mark")
-
+# The marks of variants, which tell them apart without colour too.
+_MARKS: Final = "●■◆▲▼▬"
+KINDS: Final = len(_MARKS)
 
 _TICKS: Final = 5
 # The axis begins at zero if the values reach down far enough for that to cost little room.
@@ -147,18 +129,12 @@ def plot(finding: Finding, name: str) -> Element:
         element("text", _unit_text(finding), x=_WIDTH / 2, y=bottom + 33, class_="unit"),
     ]
     description = " ".join(_sentence(variant, finding) for variant in finding.variants)
-    return _svg(name, title(finding), description, parts, bottom + _PLOT_AXIS)
-
-
-def _svg(
-    name: str, heading: str, description: str, parts: Iterable[Element], height: float
-) -> Element:
     return element(
         "svg",
-        element("title", heading, id=f"{name}-title"),
+        element("title", title(finding), id=f"{name}-title"),
         element("desc", description, id=f"{name}-desc"),
         *parts,
-        viewBox=f"0 0 {_WIDTH} {height}",
+        viewBox=f"0 0 {_WIDTH} {bottom + _PLOT_AXIS}",
         role="img",
         aria_labelledby=f"{name}-title {name}-desc",
     )
@@ -230,118 +206,51 @@ def _strip(
         scale = finding.scale
         text = f"95 % interval of the mean: {scale.number(low)}–{scale.quantity(high)}"
         yield element(
-            "rect",
-            element("title", text),
+            "rect", element("title", text), class_="interval",
             x=left, y=middle - _BAND / 2, width=max(1.0, right - left), height=_BAND, rx=3,
-            class_="interval",
         )  # fmt: skip
     last = len(row.values) - 1
     for i, value in enumerate(row.values):
         if not math.isnan(value):
             y = middle + (_SCATTER * (i / last - 0.5) if last else 0.0)
             text = f"round {i + 1}: {finding.scale.quantity(value)}"
-            yield marker(place, axis.position(value / factor), y, text)
+            mark, x = _MARKS[place % KINDS], axis.position(value / factor)
+            yield element("text", element("title", text), mark, x=x, y=y, class_="mark")
     if row.spread:
         x = axis.position(row.spread[0] / factor)
         yield element("line", x1=x, x2=x, y1=middle - 11, y2=middle + 11, class_="middle")
 
 
-_OVERVIEW_TOP: Final = 22
-_OVERVIEW_ROW: Final = 36
-_HEADING: Final = 20
-_OVERVIEW_AXIS: Final = 24
-_TITLE_MAX: Final = 40
-# Ends of the axis and its ticks, as ratios; the smallest that holds all ratios is chosen.
-_REACHES: Final = ((1.1, 1.05), (1.25, 1.1), (1.5, 1.2), (2, 1.5), (4, 2), (10, 3), (100, 10))
+# The ratios that a bar may reach, to either side; the smallest that holds all ratios is chosen.
+_REACHES: Final = (1.1, 1.25, 1.5, 2, 4, 10, 100)
+_BAR: Final = 160, 16
 
 
-@dataclass(frozen=True, slots=True)
-class _Ratio:
-    """Logarithms of how many times better a variant is; above 0 is better."""
-
-    finding: Finding
-    variant: VariantFinding
-    middle: float
-    low: float
-    high: float
+def reach_of(found: Sequence[Finding]) -> float:
+    """Return the ratio at the ends of all bars; an interval may extend beyond it."""
+    compared = [row.comparison for finding in found for row in finding.variants if row.comparison]
+    ratios = [comparison.ratio for comparison in compared if 0 < comparison.ratio < math.inf]
+    largest = max((max(ratio, 1 / ratio) for ratio in ratios), default=1.0)
+    return next((reach for reach in _REACHES if reach >= largest * 1.03), _REACHES[-1])
 
 
-def overview(found: Sequence[Finding], place: int, name: str) -> Element | None:
-    """Draw the variant at `place`, which is not 0; None if nothing could be compared."""
-    ratios = [ratio for finding in found if (ratio := _ratio(finding, finding.variants[place]))]
-    if not ratios:
-        return None
-    # The ratios choose the axis; an interval may extend beyond it.
-    largest = math.exp(max(abs(ratio.middle) for ratio in ratios))
-    reach, tick = next((ends for ends in _REACHES if ends[0] >= largest * 1.03), _REACHES[-1])
-    axis = Axis(-math.log(reach), math.log(reach), _LEFT, _RIGHT)
-    rows = list(_place_ratios(ratios))
-    bottom = rows[-1][1] + _OVERVIEW_ROW
-    own, base = (found[0].variants[i].name for i in (place, 0))
-    text = " ".join(f"{title(ratio.finding)}: {_verdict(ratio.variant)}." for ratio in ratios)
-    parts = [
-        *_overview_axis(axis, (reach, tick), bottom),
-        *(part for row, top in rows for part in _draw_row(row, axis, top)),
-    ]
-    return _svg(name, f"{own} against {base}", text, parts, bottom + _OVERVIEW_AXIS)
-
-
-def _ratio(finding: Finding, variant: VariantFinding) -> _Ratio | None:
-    found = variant.comparison
-    if not found or not math.isfinite(found.ratio):
-        return None
-    ends = (found.low, found.ratio, found.high)
+def _bar(finding: Finding, comparison: Comparison, reach: float) -> Iterator[Element]:
+    """Draw how many times better a variant is, with its interval; nothing if that is unknown."""
+    ends = comparison.low, comparison.ratio, comparison.high
     if not all(0 < end < math.inf for end in ends):
-        return None
-    low, middle, high = map(math.log, ends)
-    if finding.words.is_above_better:
-        return _Ratio(finding, variant, middle, low, high)
-    return _Ratio(finding, variant, -middle, -high, -low)
-
-
-def _overview_axis(axis: Axis, ratios: tuple[float, float], bottom: float) -> Iterator[Element]:
-    yield element("text", "← worse", x=_LEFT, y=13, class_="name quiet")
-    yield element("text", "better →", x=_RIGHT, y=13, class_="median quiet")
-    for ratio in (*ratios, 1):
-        for side in {1, -1} if ratio > 1 else {1}:
-            x = axis.position(side * math.log(ratio))
-            kind = "grid" if ratio > 1 else "axis"
-            anchor = "start" if x <= _LEFT else "end" if x >= _RIGHT else "middle"
-            yield element("line", x1=x, x2=x, y1=_OVERVIEW_TOP, y2=bottom, class_=kind)
-            yield element(
-                "text", f"{ratio:g} ×" if ratio > 1 else "equal",
-                x=x, y=bottom + 16, class_="tick", text_anchor=anchor,
-            )  # fmt: skip
-
-
-def _place_ratios(ratios: Sequence[_Ratio]) -> Iterator[tuple[_Ratio | str, float]]:
-    """Yield the ratios, each workload's below its heading, with their upper edges."""
-    top, before = float(_OVERVIEW_TOP), object()
-    for ratio in ratios:
-        workload = ratio.finding.figure.workload
-        if workload != before:
-            yield workload or "whole round", top
-            top, before = top + _HEADING, workload
-        yield ratio, top
-        top += _OVERVIEW_ROW
-
-
-def _draw_row(row: _Ratio | str, axis: Axis, top: float) -> Iterator[Element]:
-    if isinstance(row, str):
-        yield element("text", capitalised(row), x=_LEFT, y=top + 16, class_="heading")
         return
-    kind = verdict_class(row.finding, row.variant)
-    text = capitalised(row.finding.figure.title)
-    text = text if len(text) <= _TITLE_MAX else f"{text[: _TITLE_MAX - 1]}…"
-    yield element("text", text, x=_LEFT, y=top + 14, class_="name")
-    verdict = _verdict(row.variant).partition(" (")[0]
-    yield element("text", verdict, x=_RIGHT, y=top + 14, class_=f"median {kind}")
-    low, middle, high = map(axis.position, (row.low, row.middle, row.high))
+    (width, height), sign = _BAR, 1 if finding.words.is_above_better else -1
+    axis = Axis(-math.log(reach), math.log(reach), 5, width - 5)
+    low, middle, high = sorted(axis.position(sign * math.log(end)) for end in ends)
+    y, centre = height / 2, width / 2
     yield element(
-        "g",
-        element("line", x1=low, x2=high, y1=top + 26, y2=top + 26, class_="reach"),
-        element("circle", cx=middle, cy=top + 26, r=4.5, class_="dot"),
-        class_=kind,
+        "svg",
+        element("line", x1=centre, x2=centre, y1=0, y2=height, class_="axis"),
+        element("line", x1=low, x2=high, y1=y, y2=y, class_="reach"),
+        element("circle", cx=middle, cy=y, r=4.5, class_="dot"),
+        viewBox=f"0 0 {width} {height}",
+        class_="bar",
+        aria_hidden="true",
     )
 
 
@@ -351,10 +260,6 @@ def verdict_class(finding: Finding, variant: VariantFinding) -> str:
     if not found or not found.is_different:
         return "same"
     return "better" if found.is_better(finding.words) else "worse"
-
-
-def _verdict(variant: VariantFinding) -> str:
-    return variant.comparison.verdict if variant.comparison else ""
 
 
 def shell(words: Sequence[str], home: Path | None = None) -> str:
@@ -369,30 +274,34 @@ def shell(words: Sequence[str], home: Path | None = None) -> str:
 
 
 def verdict_tables(found: Sequence[Finding]) -> Iterator[Element]:
+    reach = reach_of(found)
     for workload in dict.fromkeys(finding.figure.workload for finding in found):
         yield element("h3", capitalised(workload or "whole round"))
-        bodies = (_body(finding) for finding in found if finding.figure.workload == workload)
+        bodies = (_body(finding, reach) for finding in found if finding.figure.workload == workload)
         names = ("Variant", "Median", "Range", f"Against {found[0].variants[0].name}")
         cells = (element("th", name, scope="col") for name in names)
         yield element("table", element("thead", element("tr", *cells)), *bodies)
 
 
-def _body(finding: Finding) -> Element:
+def _body(finding: Finding, reach: float) -> Element:
     note = element("span", f" {_unit_text(finding)}", class_="quiet")
     heading = element("th", capitalised(finding.figure.title), note, colspan="4", scope="rowgroup")
-    rows = (_verdict_row(finding, variant, place) for place, variant in enumerate(finding.variants))
+    rows = (_verdict_row(finding, place, reach) for place in range(len(finding.variants)))
     return element("tbody", element("tr", heading, class_="figure"), *rows)
 
 
-def _verdict_row(finding: Finding, variant: VariantFinding, place: int) -> Element:
-    number, spread = finding.scale.number, variant.spread
+def _verdict_row(finding: Finding, place: int, reach: float) -> Element:
+    variant, number = finding.variants[place], finding.scale.number
+    spread, comparison = variant.spread, variant.comparison
+    bar = _bar(finding, comparison, reach) if comparison else ()
+    verdict = comparison.verdict if comparison else ""
     mark = element("span", "", class_=f"key variant-{place % KINDS}", aria_hidden="true")
     return element(
         "tr",
         element("th", mark, variant.name, scope="row"),
         element("td", number(spread[0]) if spread else "none"),
         element("td", "–".join(map(number, spread[1:])) if spread else "", class_="quiet range"),
-        element("td", _verdict(variant), class_=verdict_class(finding, variant)),
+        element("td", *bar, verdict, class_=verdict_class(finding, variant)),
     )
 
 
@@ -401,9 +310,9 @@ _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 _STYLE: Final = Path(__file__).with_name("style.css")
 _HOW_TO_COMPARE: Final = (
     "Every round measured all variants, one after the other, and ratios are of values of the same "
-    "round. The bar is their 95 % interval. A difference is claimed only where it would come out "
-    "of identical variants less than once in 100 comparisons; “no difference seen” is not “equal”, "
-    "because a difference smaller than the spread cannot be seen."
+    "round. A bar is their 95 % interval, better to the right, up to {:g} ×. A difference is "
+    "claimed only where it would come out of identical variants less than once in 100 comparisons; “no "
+    "difference seen” is not “equal”, because a difference smaller than the spread cannot be seen."
 )
 _HOW_TO_READ: Final = (
     "Each mark is one round, the first on top. The upright line is the median, the band the 95 % "
@@ -455,8 +364,7 @@ def _sections(result: BenchResult, found: Sequence[Finding], repeat: str) -> Ite
     if not found:
         yield _section("Verdicts", element("p", "Nothing was measured."))
     else:
-        yield _section("At a glance", *_overviews(found))
-        yield _section("Verdicts", *verdict_tables(found))
+        yield _section("Verdicts", *_headlines(found), *verdict_tables(found))
         yield _section("Plots", element("p", _HOW_TO_READ, class_="quiet"), _plots(found))
     if result.notes:
         notes = element("ul", *(element("li", note) for note in result.notes))
@@ -470,25 +378,15 @@ def _section(heading: str, *children: Child) -> Element:
     return element("section", element("h2", heading), *children)
 
 
-def _overviews(found: Sequence[Finding]) -> Iterator[Element]:
+def _headlines(found: Sequence[Finding]) -> Iterator[Element]:
     base, *others = found[0].variants
     if not others:
         yield element("p", "One variant was measured, so there is nothing to compare it with.")
         return
-    cards = (_overview(found, place, base.name) for place in range(1, len(others) + 1))
-    yield element("p", _HOW_TO_COMPARE, class_="quiet")
-    yield element("div", *cards, class_="cards")
-
-
-def _overview(found: Sequence[Finding], place: int, base: str) -> Element:
-    heading = element(
-        "figcaption",
-        element("strong", found[0].variants[place].name),
-        f" against {base}: ",
-        _headline(found, place),
-    )
-    drawn = overview(found, place, f"overview-{place}")
-    return element("figure", heading, *([] if drawn is None else [drawn]))
+    yield element("p", _HOW_TO_COMPARE.format(reach_of(found)), class_="quiet")
+    for place, variant in enumerate(others, 1):
+        text = f" against {base.name}: {_headline(found, place)}"
+        yield element("p", element("strong", variant.name), text)
 
 
 def _headline(found: Sequence[Finding], place: int) -> str:
