@@ -311,8 +311,8 @@ _STYLE: Final = Path(__file__).with_name("style.css")
 _HOW_TO_COMPARE: Final = (
     "Every round measured all variants, one after the other, and ratios are of values of the same "
     "round. A bar is their 95 % interval, better to the right, up to {:g} ×. A difference is "
-    "claimed only where it would come out of identical variants less than once in 100 comparisons; “no "
-    "difference seen” is not “equal”, because a difference smaller than the spread cannot be seen."
+    "claimed only where it would come out of identical variants less than once in 100 comparisons; "
+    "“no difference seen” is not “equal”, as a difference below the spread cannot be seen."
 )
 _HOW_TO_READ: Final = (
     "Each mark is one round, the first on top. The upright line is the median, the band the 95 % "

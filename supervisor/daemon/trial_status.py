@@ -19,7 +19,7 @@ from supervisor.engine.states import InstanceSnapshot
 from supervisor.errors import ErrorFields
 from supervisor.experiments.canaries import Canary
 from supervisor.experiments.trials import Trial, replicas_by_side
-from supervisor.experiments.verdict import FigureVerdict, Side, verdict, verdict_over_time
+from supervisor.experiments.verdict import SideName, verdict, verdict_over_time
 from supervisor.fleet.model import Model, Replica
 from supervisor.plan.plan import CanaryTrial, Plan
 
@@ -42,48 +42,40 @@ def trial_status(model: Model, trial: Trial, age_s: float, memory: Memory) -> Tr
     sides, note = replicas_by_side(model), trial_note(model)
     if note is None:
         return None
-    judge = verdict_over_time if note.is_canary else verdict
-    (rates, firsts, notes), figures = judge(trial.figures), trial.figures.sides
-    base = _side(model.entry.profile, sides["base"], figures["base"], memory)
-    base.tokens_per_second, base.first_token_s = rates.base, firsts.base
-    tried = _side(note.profile, sides["trial"], figures["trial"], memory)
-    tried.tokens_per_second, tried.first_token_s = rates.trial, firsts.trial
+    found, notes = (verdict_over_time if note.is_canary else verdict)(trial.figures)
     (replica,) = sides["trial"]
     snapshot = replica.instance.snapshot()
-    return TrialStatus(
+
+    def side_status(name: SideName, profile: str) -> TrialSideStatus:
+        side, replicas = trial.figures.sides[name], sides[name]
+        sizes = [size for replica in replicas if (size := memory(replica)) is not None]
+        return TrialSideStatus.of(
+            side,
+            profile=profile,
+            instances=[replica.name for replica in replicas],
+            conversations=len(side.conversations) - side.excluded,
+            memory_bytes=round(fmean(sizes)) if sizes else None,
+            **{figure: judged.medians[name] for figure, judged in found.items()},
+        )
+
+    return TrialStatus.of(
+        note,
         model=model.entry.name,
-        share=note.share,
         state=snapshot.state.value,
         error=instance_error(snapshot),
         age_s=round(age_s, 1),
-        base=base,
-        trial=tried,
-        tokens_per_second=_comparison(rates),
-        first_token_s=_comparison(firsts),
+        base=side_status("base", model.entry.profile),
+        trial=side_status("trial", note.profile),
         differences=list(_differences(sides["base"], replica)),
         notes=notes,
+        # orjson writes nan and infinity as null.
+        **{
+            figure: TrialComparison.of(
+                judged.comparison, outcome=judged.outcome, requests_to_go=judged.to_go
+            )
+            for figure, judged in found.items()
+        },
     )
-
-
-def _side(
-    profile: str, replicas: Iterable[Replica], figures: Side, memory: Memory
-) -> TrialSideStatus:
-    replicas = list(replicas)
-    sizes = [size for replica in replicas if (size := memory(replica)) is not None]
-    return TrialSideStatus.of(
-        figures,
-        profile=profile,
-        instances=[replica.name for replica in replicas],
-        conversations=len(figures.conversations) - figures.excluded,
-        tokens_per_second=None,
-        first_token_s=None,
-        memory_bytes=round(fmean(sizes)) if sizes else None,
-    )
-
-
-def _comparison(found: FigureVerdict) -> TrialComparison:
-    """Return a comparison; orjson writes nan and infinity as null."""
-    return TrialComparison.of(found.comparison, outcome=found.outcome, requests_to_go=found.to_go)
 
 
 def instance_error(facts: InstanceSnapshot) -> ErrorFields | None:

@@ -20,7 +20,7 @@ from typing import Any, Final
 from proxy.observe.metrics import waited_ms
 from supervisor.engine.states import State
 from supervisor.events import Event, Part
-from supervisor.experiments.verdict import SIDES, Side, SideName, TrialFigures, Value
+from supervisor.experiments.verdict import FIGURES, SIDES, Side, SideName, TrialFigures, Value
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.launches import LaunchFingerprint
 from supervisor.fleet.model import Model, Replica
@@ -66,7 +66,7 @@ def content(age_s: float, figures: TrialFigures) -> dict[str, Any]:
 
 def _encode_side(side: Side) -> dict[str, Any]:
     conversations = [
-        [_round(found.rates), _round(found.first_tokens_s), found.is_excluded]
+        [*(_round(found.values[name]) for name in FIGURES), found.is_excluded]
         for found in side.conversations.values()
     ]
     return {**{name: getattr(side, name) for name in _COUNTS}, "conversations": conversations}
@@ -81,11 +81,11 @@ def _figures(found: Mapping[str, Any]) -> TrialFigures:
     for name, side in figures.sides.items():
         for count in _COUNTS:
             setattr(side, count, int(_number(found[name][count])))
-        for number, (rates, first_tokens_s, is_excluded) in enumerate(found[name]["conversations"]):
+        for number, (*lists, is_excluded) in enumerate(found[name]["conversations"]):
             # No conversation of this daemon has such a name: their numbers begin at 1 again.
             conversation = side.latest(f"before {number}")
-            conversation.rates.extend(_values(rates))
-            conversation.first_tokens_s.extend(_values(first_tokens_s))
+            for figure, values in zip(FIGURES, lists, strict=True):
+                conversation.values[figure].extend(_values(values))
             conversation.is_excluded = bool(is_excluded)
     return figures
 

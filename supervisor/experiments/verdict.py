@@ -30,7 +30,7 @@ import math
 import statistics
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http import HTTPStatus
 from statistics import NormalDist
 from typing import Any, Final, Literal
@@ -140,47 +140,43 @@ _TOKENS_MIN: Final = 4
 _OTHERS_MAX: Final = 7
 
 
-@dataclass(slots=True)
-class Conversation:
-    """The latest values of a conversation's requests, at most 32 of each, with their load.
+FigureName = Literal["tokens_per_second", "first_token_s"]
+FIGURES: Final[Mapping[FigureName, Words]] = {"tokens_per_second": RATE, "first_token_s": TIME}
 
-    `rates` are tokens/s while decoding. If its side was full or not ready at a request, it is
-    excluded, and later requests add no values.
+
+class Conversation:
+    """The latest values of a conversation's requests, at most 32 of each figure, with their load.
+
+    If its side was full or not ready at a request, it is excluded, and later requests add none.
     """
 
-    rates: deque[Value] = field(default_factory=lambda: deque(maxlen=_REQUESTS_MAX))
-    first_tokens_s: deque[Value] = field(default_factory=lambda: deque(maxlen=_REQUESTS_MAX))
-    is_excluded: bool = False
+    def __init__(self) -> None:
+        self.values: Mapping[FigureName, deque[Value]] = {
+            name: deque(maxlen=_REQUESTS_MAX) for name in FIGURES
+        }
+        self.is_excluded = False
 
 
-@dataclass(slots=True)
 class Side:
     """The figures of one side: the latest 1000 conversations and the latest timed values.
 
     `others` sums up, over requests, the other requests that its engine had meanwhile.
     """
 
-    conversations: OrderedDict[str, Conversation] = field(default_factory=OrderedDict)
-    timed_rates: deque[Timed] = field(default_factory=lambda: deque(maxlen=_TIMED_MAX))
-    timed_first_tokens_s: deque[Timed] = field(default_factory=lambda: deque(maxlen=_TIMED_MAX))
-    requests: int = 0
-    errors: int = 0
-    crashes: int = 0
-    others: int = 0
+    def __init__(self) -> None:
+        self.conversations: OrderedDict[str, Conversation] = OrderedDict()
+        self.timed: Mapping[FigureName, deque[Timed]] = {
+            name: deque(maxlen=_TIMED_MAX) for name in FIGURES
+        }
+        self.requests = self.errors = self.crashes = self.others = 0
 
     @property
     def excluded(self) -> int:
         return sum(conversation.is_excluded for conversation in self.conversations.values())
 
-    @property
-    def rates(self) -> list[Sequence[Value]]:
-        found = (conversation.rates for conversation in self.conversations.values())
-        return [list(rates) for rates in found if rates]
-
-    @property
-    def first_tokens_s(self) -> list[Sequence[Value]]:
-        found = (conversation.first_tokens_s for conversation in self.conversations.values())
-        return [list(times_s) for times_s in found if times_s]
+    def values(self, figure: FigureName) -> list[Sequence[Value]]:
+        found = (conversation.values[figure] for conversation in self.conversations.values())
+        return [list(values) for values in found if values]
 
     def latest(self, key: str) -> Conversation:
         """Return a conversation as the latest; forget the oldest if there are too many."""
@@ -222,7 +218,10 @@ class TrialFigures:
         conversation = self._conversation(name, fields)
         conversation.is_excluded |= not is_fair or bool(fields["diverted"])
         if status == HTTPStatus.OK and not conversation.is_excluded:
-            _add(side, conversation, fields, min(others, _OTHERS_MAX), at_s)
+            load = min(others, _OTHERS_MAX)
+            for figure, value in _values_of(fields):
+                conversation.values[figure].append((value, load))
+                side.timed[figure].append((at_s, value, load))
 
     def _conversation(self, name: SideName, fields: Mapping[str, Any]) -> Conversation:
         """Return a request's conversation; exclude it if the other side has it."""
@@ -233,18 +232,13 @@ class TrialFigures:
         return self.sides[name].latest(key)
 
 
-def _add(
-    side: Side, conversation: Conversation, fields: Mapping[str, Any], others: int, at_s: float
-) -> None:
+def _values_of(fields: Mapping[str, Any]) -> Iterator[tuple[FigureName, float]]:
     if (first_token_ms := fields["first_token_ms"]) is not None:
-        conversation.first_tokens_s.append((first_token_ms / 1000, others))
-        side.timed_first_tokens_s.append((at_s, first_token_ms / 1000, others))
+        yield "first_token_s", first_token_ms / 1000
     tokens = fields["decoded_tokens"] or 0
     decode_ms = fields["engine_decode_ms"] or fields["decode_ms"]
     if tokens >= _TOKENS_MIN and decode_ms > 0:
-        rate = (tokens - 1) * 1000 / decode_ms
-        conversation.rates.append((rate, others))
-        side.timed_rates.append((at_s, rate, others))
+        yield "tokens_per_second", (tokens - 1) * 1000 / decode_ms
 
 
 # If a side's engines have this many more requests at once, a note reports it.
@@ -256,8 +250,7 @@ _TO_GO_MAX: Final = 100_000
 class FigureVerdict:
     """One figure of both sides."""
 
-    base: float | None  # median of its requests; None without any
-    trial: float | None  # likewise
+    medians: Mapping[SideName, float | None]  # of the requests of a side; None without any
     comparison: Comparison
     outcome: str  # the difference with its interval, or what it takes to see one
     # More requests of both sides that would show a 5 % difference; None if unknown.
@@ -265,37 +258,41 @@ class FigureVerdict:
     compared: int  # requests of both sides that ran under equal load
 
 
-# Of tokens/s and of the first token, and notes for people.
-TrialVerdict = tuple[FigureVerdict, FigureVerdict, list[str]]
+# Of each figure, and notes for people.
+TrialVerdict = tuple[Mapping[FigureName, FigureVerdict], list[str]]
 
 
 def verdict(figures: TrialFigures) -> TrialVerdict:
     """Compare by conversation, for people."""
     base, trial = (figures.sides[name] for name in SIDES)
-    rate = _figure(base.rates, trial.rates, RATE)
-    first = _figure(base.first_tokens_s, trial.first_tokens_s, TIME)
-    notes = (_load_note(base, trial, first.compared), _excluded_note(figures))
-    return rate, first, list(filter(None, notes))
+    found = {
+        name: _figure(base.values(name), trial.values(name), words)
+        for name, words in FIGURES.items()
+    }
+    load_note = _load_note(base, trial, found["first_token_s"].compared)
+    return found, list(filter(None, (load_note, _excluded_note(figures))))
 
 
 def verdict_over_time(figures: TrialFigures) -> TrialVerdict:
     """Compare by time block, for automatic decisions without a review."""
     base, trial = (figures.sides[name] for name in SIDES)
-    rate = _figure_over_time(base.timed_rates, trial.timed_rates, RATE)
-    first = _figure_over_time(base.timed_first_tokens_s, trial.timed_first_tokens_s, TIME)
-    return rate, first, list(filter(None, [_excluded_note(figures)]))
+    found = {
+        name: _figure_over_time(base.timed[name], trial.timed[name], words)
+        for name, words in FIGURES.items()
+    }
+    return found, list(filter(None, [_excluded_note(figures)]))
 
 
 def _figure_over_time(base: Sequence[Timed], trial: Sequence[Timed], words: Words) -> FigureVerdict:
     comparison = compare_over_time(base, trial, words=words)
-    own, tried = (_median([[value for _, value, _ in side]]) for side in (base, trial))
+    medians = (_median([[value for _, value, _ in side]]) for side in (base, trial))
     if comparison.is_different:
         outcome = comparison.verdict
     elif math.isinf(comparison.high):
         outcome = "too few requests under equal load to compare"
     else:
         outcome = f"no difference seen ({comparison.low:.2f}–{comparison.high:.2f} ×)"
-    return FigureVerdict(own, tried, comparison, outcome, None, 0)
+    return FigureVerdict(dict(zip(SIDES, medians, strict=True)), comparison, outcome, None, 0)
 
 
 def _figure(all_base: Conversations, all_trial: Conversations, words: Words) -> FigureVerdict:
@@ -304,18 +301,14 @@ def _figure(all_base: Conversations, all_trial: Conversations, words: Words) -> 
     compared, known = count(base) + count(trial), count(all_base) + count(all_trial)
     if to_go is not None:
         to_go = to_go * known // compared
+    medians = [
+        _median(picked or [[value for value, _ in values] for values in every])
+        for picked, every in ((base, all_base), (trial, all_trial))
+    ]
+    outcome = _outcome(comparison, to_go)
     return FigureVerdict(
-        base=_median(base or _values(all_base)),
-        trial=_median(trial or _values(all_trial)),
-        comparison=comparison,
-        outcome=_outcome(comparison, to_go),
-        to_go=to_go,
-        compared=compared,
+        dict(zip(SIDES, medians, strict=True)), comparison, outcome, to_go, compared
     )
-
-
-def _values(conversations: Conversations) -> Picked:
-    return [[value for value, _ in conversation] for conversation in conversations]
 
 
 def _median(conversations: Sequence[Sequence[float]]) -> float | None:
@@ -412,10 +405,12 @@ def _slownesses(figures: TrialFigures) -> Iterator[tuple[float, float, str]]:
 
     The least is 0 unless a difference is shown.
     """
-    rate, first, _ = verdict_over_time(figures)
+    found, _ = verdict_over_time(figures)
+    rate, first = found["tokens_per_second"], found["first_token_s"]
     low, high = rate.comparison.low, rate.comparison.high
     least, most = (1 / bound if bound else math.inf for bound in (high, low))
     yield least if rate.comparison.is_different else 0.0, most, f"tokens/s {rate.outcome}"
-    if first.base is None or first.trial is None or first.trial - first.base >= _UNNOTICED_S:
+    base_s, trial_s = first.medians["base"], first.medians["trial"]
+    if base_s is None or trial_s is None or trial_s - base_s >= _UNNOTICED_S:
         least = first.comparison.low if first.comparison.is_different else 0.0
         yield least, first.comparison.high, f"first token {first.outcome}"

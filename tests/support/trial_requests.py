@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from supervisor.experiments.verdict import Conversations, SideName, TrialFigures
+from supervisor.experiments.verdict import Conversations, FigureName, SideName, TrialFigures
+
+RATE: FigureName = "tokens_per_second"
+FIRST: FigureName = "first_token_s"
 
 
 def request(conversation: int | None = 1, **changes: Any) -> dict[str, Any]:

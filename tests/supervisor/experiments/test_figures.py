@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.trial_requests import finished, request, values
+from support.trial_requests import FIRST, RATE, finished, request, values
 
 from supervisor.experiments.verdict import TrialFigures
 
@@ -13,14 +13,16 @@ from supervisor.experiments.verdict import TrialFigures
 def test_values_are_grouped_by_conversation() -> None:
     requests = [request(1), request(1, first_token_ms=100.0), request(2, engine_decode_ms=800.0)]
     side = finished(*(("trial", request) for request in requests)).sides["trial"]
-    assert values(side.rates) == [[100.0, 100.0], [50.0]]
-    assert values(side.first_tokens_s) == [[0.5, 0.1], [0.5]]
+    assert values(side.values(RATE)) == [[100.0, 100.0], [50.0]]
+    assert values(side.values(FIRST)) == [[0.5, 0.1], [0.5]]
     assert side.requests == 3
 
 
 def test_a_request_without_a_conversation_is_one_of_its_own() -> None:
     requests = [request(None, request=name) for name in ("req_1", "req_2")]
-    assert len(finished(*(("base", request) for request in requests)).sides["base"].rates) == 2
+    assert (
+        len(finished(*(("base", request) for request in requests)).sides["base"].values(RATE)) == 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -29,7 +31,12 @@ def test_a_request_without_a_conversation_is_one_of_its_own() -> None:
 )
 def test_only_whole_answers_have_values(changes: dict[str, Any], errors: int) -> None:
     side = finished(("base", request(**changes))).sides["base"]
-    assert (side.requests, side.errors, side.rates, side.first_tokens_s) == (1, errors, [], [])
+    assert (
+        side.requests,
+        side.errors,
+        side.values(RATE),
+        side.values(FIRST),
+    ) == (1, errors, [], [])
 
 
 @pytest.mark.parametrize(
@@ -42,18 +49,21 @@ def test_only_whole_answers_have_values(changes: dict[str, Any], errors: int) ->
 )
 def test_an_answer_of_a_few_tokens_has_no_rate(changes: dict[str, Any]) -> None:
     side = finished(("base", request(**changes))).sides["base"]
-    assert (side.rates, values(side.first_tokens_s)) == ([], [[0.5]])
+    assert (side.values(RATE), values(side.values(FIRST))) == ([], [[0.5]])
 
 
 def test_where_the_engine_reports_no_time_the_proxys_clock_counts() -> None:
     untimed = request(engine_decode_ms=None, decode_ms=800.0)
-    assert values(finished(("base", untimed)).sides["base"].rates) == [[50.0]]
+    assert values(finished(("base", untimed)).sides["base"].values(RATE)) == [[50.0]]
 
 
 def test_a_conversation_counts_until_it_changes_sides() -> None:
     figures = finished(("trial", request(7)), ("base", request(7)), ("trial", request(7)))
     base, trial = figures.sides["base"], figures.sides["trial"]
-    assert (base.rates, values(trial.rates)) == ([], [[100.0]])
+    assert (base.values(RATE), values(trial.values(RATE))) == (
+        [],
+        [[100.0]],
+    )
     assert (base.requests, trial.requests) == (1, 2)
     assert (base.excluded, trial.excluded) == (0, 1)
 
@@ -64,7 +74,7 @@ def test_a_conversation_that_was_diverted_has_no_values(*, is_fair: bool) -> Non
     figures.count_request("base", request(7, diverted=is_fair or None), 0, is_fair=is_fair)
     figures.count_request("base", request(7), 0)
     side = figures.sides["base"]
-    assert (side.rates, side.requests, side.excluded) == ([], 2, 1)
+    assert (side.values(RATE), side.requests, side.excluded) == ([], 2, 1)
 
 
 def test_the_latest_conversations_and_requests_are_kept() -> None:
@@ -74,5 +84,9 @@ def test_the_latest_conversations_and_requests_are_kept() -> None:
     for _ in range(40):
         finished(("base", request(1100)), figures=figures)
     side = figures.sides["base"]
-    assert (len(side.conversations), len(side.rates[-1]), side.requests) == (1000, 32, 1140)
+    assert (len(side.conversations), len(side.values(RATE)[-1]), side.requests) == (
+        1000,
+        32,
+        1140,
+    )
     assert "100" not in side.conversations

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from support.instance_harness import RecordingTraffic
-from support.trial_requests import request, values
+from support.trial_requests import FIRST, RATE, request, values
 
 from supervisor.events import Event
 from supervisor.experiments.trials import Trials
@@ -90,7 +90,7 @@ def test_what_one_side_answers_alone_has_no_values(tmp_path: Path) -> None:
     trial = trials.of("chat")
     assert trial
     base = trial.figures.sides["base"]
-    assert (base.requests, base.rates, base.excluded) == (1, [], 1)
+    assert (base.requests, base.values(RATE), base.excluded) == (1, [], 1)
 
 
 def test_requests_that_overlapped_are_counted(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_requests_that_overlapped_are_counted(tmp_path: Path) -> None:
         trials.observe(finished("chat.1", number))
     trial = trials.of("chat")
     assert trial
-    found = trial.figures.sides["trial"].first_tokens_s
+    found = trial.figures.sides["trial"].values(FIRST)
     assert [others for entry in found for _, others in entry] == [0, 1, 0, 1]
 
 
@@ -139,10 +139,10 @@ async def test_figures_outlast_the_daemon_and_hold_no_text(tmp_path: Path) -> No
     again = observed(fleet_of(tmp_path, SHARED), tmp_path)
     trial = again.of("chat")
     assert trial
-    assert values(trial.figures.sides["trial"].rates) == [[100.0], [100.0]]
+    assert values(trial.figures.sides["trial"].values(RATE)) == [[100.0], [100.0]]
     assert trial.figures.sides["base"].errors == 1
     again.observe(finished("chat.1", 1))  # another conversation than that of the first daemon
-    assert len(trial.figures.sides["trial"].rates) == 3
+    assert len(trial.figures.sides["trial"].values(RATE)) == 3
 
 
 async def test_a_trial_that_was_ended_begins_anew(tmp_path: Path) -> None:
