@@ -33,14 +33,17 @@ from supervisor.system.files import write_atomic
 MARK: Final = "# Written by `corral service install`, which replaces it; your changes belong into"
 _PLAIN: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=.,:/@")
 
-Lines = Sequence[str]
+
+def fill(template: str, **lines: Iterable[str]) -> str:
+    """Return the text of a file beside this module, with these lines in place of their `{name}`."""
+    text = Path(__file__).with_name(template).read_text("ascii")
+    for name, found in lines.items():
+        text = text.replace(f"{{{name}}}\n", "".join(f"{line}\n" for line in found))
+    return text
 
 
-def unit_text(name: str, *sections: tuple[str, Lines]) -> str:
-    """Return a unit file; lines of a section without `=` are comments."""
-    parts = [f"{MARK}\n# `systemctl edit {name}`."]
-    parts += ["\n".join((f"[{title}]", *lines)) for title, lines in sections]
-    return "\n\n".join(parts) + "\n"
+def _marked(name: str, text: str) -> str:
+    return f"{MARK}\n# `systemctl edit {name}`.\n\n{text}"
 
 
 def command_line(words: Iterable[str]) -> str:
@@ -71,6 +74,9 @@ Scope = Literal["user", "system"]
 NAME: Final = "llama-corral"
 # The account of a system service, and the groups that own GPU devices on most distributions.
 ACCOUNT: Final = NAME
+SERVICE: Final = f"{NAME}.service"
+SOCKET: Final = f"{NAME}.socket"
+ACCOUNTS: Final = f"{NAME}.conf"
 GPU_GROUPS: Final = ("render", "video")
 # Added to the daemon's own limits, for a slow disk or a busy machine.
 _STOP_MARGIN_S: Final = 10.0
@@ -120,57 +126,19 @@ def _model_paths(model: ModelSettings) -> Iterator[Path]:
     yield from model.warm_prompts
 
 
-# These need no privileges, so a user's manager applies them too.
-UNPRIVILEGED: Final = (
-    "NoNewPrivileges=yes",
-    "LockPersonality=yes",
-    # Netlink tells programs the addresses of this machine.
-    "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK",
-    "RestrictNamespaces=yes",
-    "RestrictRealtime=yes",
-    "RestrictSUIDSGID=yes",
-    "SystemCallArchitectures=native",
-    "SystemCallFilter=@system-service",
-    "SystemCallFilter=~@privileged",
-    "SystemCallErrorNumber=EPERM",
-    "UMask=0077",
-)
-# Without MemoryDenyWriteExecute: GPU drivers compile shaders at run time.
-_PRIVILEGED: Final = (
-    "CapabilityBoundingSet=",
-    "AmbientCapabilities=",
-    "ProtectSystem=strict",
-    "ProtectClock=yes",
-    "ProtectControlGroups=yes",
-    "ProtectHostname=yes",
-    "ProtectKernelLogs=yes",
-    "ProtectKernelModules=yes",
-    "ProtectKernelTunables=yes",
-    "RemoveIPC=yes",
-    "KeyringMode=private",
-    "DevicePolicy=closed",
-    "DeviceAllow=char-drm rw",
-    "DeviceAllow=char-kfd rw",
-    "DeviceAllow=char-nvidia* rw",
-)
 # The directories that `ProtectHome=` and `PrivateTmp=` hide. Source: systemd.exec(5).
 _HOMES: Final = (Path("/home"), Path("/root"), Path("/run/user"))
 _TEMPORARY: Final = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 (nothing is written there)
 
 
-def system_sandbox(read_paths: Iterable[Path]) -> list[str]:
-    """Return the sandbox of a system service that reads these paths."""
-    paths = tuple(read_paths)
+def _hidden(read_paths: Sequence[Path]) -> Iterator[str]:
+    """Hide homes and temporary files, unless the service reads some."""
 
     def has_path_below(directories: Iterable[Path]) -> bool:
-        return any(path.is_relative_to(parent) for path in paths for parent in directories)
+        return any(path.is_relative_to(parent) for path in read_paths for parent in directories)
 
-    return [
-        *UNPRIVILEGED,
-        *_PRIVILEGED,
-        f"ProtectHome={'read-only' if has_path_below(_HOMES) else 'yes'}",
-        f"PrivateTmp={'no' if has_path_below(_TEMPORARY) else 'yes'}",
-    ]
+    yield f"ProtectHome={'read-only' if has_path_below(_HOMES) else 'yes'}"
+    yield f"PrivateTmp={'no' if has_path_below(_TEMPORARY) else 'yes'}"
 
 
 def credential_lines(settings: Settings) -> Iterator[str]:
@@ -199,96 +167,47 @@ def socket_unit(settings: ProxySettings) -> str | None:
     if settings.port == 0:
         return None
     host = f"[{address}]" if address.version == 6 else str(address)
-    lines = [f"ListenStream={host}:{settings.port}", "FileDescriptorName=http"]
+    lines = [f"ListenStream={host}:{settings.port}"]
     # Like asyncio's own sockets. Source: Python, loop.create_server.
     lines += ["BindIPv6Only=ipv6-only"] if address.version == 6 else []
     # The interface of the address may come up later.
     lines += [] if address.is_loopback or address.is_unspecified else ["FreeBind=yes"]
-    return unit_text(
-        f"{NAME}.socket",
-        ("Unit", ["Description=Clients of llama-corral"]),
-        ("Socket", lines),
-        ("Install", ["WantedBy=sockets.target"]),
-    )
-
-
-# Mode 0700 keeps other users from reading conversations and logs.
-_DIRECTORIES: Final = (
-    f"ConfigurationDirectory={NAME}",
-    *(
-        line
-        for kind in ("State", "Cache", "Logs", "Runtime")
-        for line in (f"{kind}Directory={NAME}", f"{kind}DirectoryMode=0700")
-    ),
-)
+    return _marked(SOCKET, fill(SOCKET, listen=lines))
 
 
 def service_unit(facts: ServiceFacts) -> str:
     is_system = facts.scope == "system"
-    target = "multi-user.target" if is_system else "default.target"
-    return unit_text(
-        f"{NAME}.service",
-        ("Unit", _unit(facts)),
-        ("Service", [*_run(facts), *(_system(facts) if is_system else UNPRIVILEGED)]),
-        ("Install", [f"WantedBy={target}"]),
-    )
-
-
-def _unit(facts: ServiceFacts) -> list[str]:
-    socket = f"{NAME}.socket" if socket_unit(facts.settings.proxy) else None
-    return [
-        "Description=llama-corral, llama-server processes behind one proxy",
-        f"After=network.target{f' {socket}' if socket else ''}",
-        *([f"Requires={socket}"] if socket else []),
-        "StartLimitIntervalSec=120",
-        "StartLimitBurst=10",
-    ]
-
-
-def _run(facts: ServiceFacts) -> list[str]:
-    environment = [
-        f"Environment={assignment(name, escape_unit(value))}"
-        for name, value in facts.environment.items()
-    ]
-    return [
-        "Type=notify",
-        "NotifyAccess=main",
-        f"ExecStart={command_line(facts.serve)}",
-        f"ExecReload={command_line((*facts.command, 'reload'))}",
-        *environment,
-        f"SyslogIdentifier={NAME}",
-        "Restart=on-failure",
-        "RestartSec=5",
-        # A restart does not mend settings.
-        f"RestartPreventExitStatus={SettingsInvalid.exit_code}",
-        "WatchdogSec=60",
-        f"TimeoutStopSec={facts.stop_timeout_s}",
-        # The daemon stops its engines itself, after running requests.
-        "KillMode=mixed",
-        # An engine that the kernel kills for memory is restarted alone.
-        "OOMPolicy=continue",
-        # For models with mlock.
-        "LimitMEMLOCK=infinity",
-    ]
-
-
-def _system(facts: ServiceFacts) -> list[str]:
+    has_socket = socket_unit(facts.settings.proxy) is not None
     groups = [f"SupplementaryGroups={' '.join(facts.groups)}"] if facts.groups else []
-    return [
-        f"User={ACCOUNT}",
-        *groups,
-        *_DIRECTORIES,
-        *credential_lines(facts.settings),
-        *system_sandbox(facts.read_paths),
-    ]
+    system = fill(
+        "system.conf",
+        groups=groups,
+        credentials=credential_lines(facts.settings),
+        hidden=_hidden(facts.read_paths),
+    )
+    text = fill(
+        SERVICE,
+        order=[
+            f"After=network.target{f' {SOCKET}' if has_socket else ''}",
+            *([f"Requires={SOCKET}"] if has_socket else []),
+        ],
+        commands=[
+            f"ExecStart={command_line(facts.serve)}",
+            f"ExecReload={command_line((*facts.command, 'reload'))}",
+        ],
+        environment=[
+            f"Environment={assignment(name, escape_unit(value))}"
+            for name, value in facts.environment.items()
+        ],
+        settings_invalid=[f"RestartPreventExitStatus={SettingsInvalid.exit_code}"],
+        stop_timeout=[f"TimeoutStopSec={facts.stop_timeout_s}"],
+        system=system.splitlines() if is_system else [],
+        target=[f"WantedBy={'multi-user' if is_system else 'default'}.target"],
+    )
+    return _marked(SERVICE, text)
 
 
-SERVICE: Final = f"{NAME}.service"
-SOCKET: Final = f"{NAME}.socket"
-ACCOUNTS: Final = f"{NAME}.conf"
 _STATE: Final = f"/var/lib/{NAME}"
-
-
 # The files that an installation may have, by their paths.
 SYSTEM_PATHS: Final = (
     Path("/etc/systemd/system") / SERVICE,

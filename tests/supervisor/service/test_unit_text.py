@@ -1,7 +1,15 @@
 import pytest
+from support.service_facts import facts
 
 from supervisor.errors import SettingsInvalid
-from supervisor.service.units import MARK, assignment, command_line, escape_unit, unit_text
+from supervisor.service.units import (
+    MARK,
+    SYSTEM_PATHS,
+    assignment,
+    command_line,
+    escape_unit,
+    service_files,
+)
 
 
 @pytest.mark.parametrize(
@@ -28,5 +36,7 @@ def test_an_assignment_keeps_a_specifier() -> None:
     assert assignment("KEY", "%d/a") == '"KEY=%d/a"'
 
 
-def test_a_file_says_who_wrote_it() -> None:
-    assert unit_text("a.service", ("Unit", ["After=b"])).startswith(MARK)
+def test_a_file_says_who_wrote_it_and_has_no_gaps() -> None:
+    for text in service_files(facts(), SYSTEM_PATHS).values():
+        assert text.startswith(MARK)
+        assert "{" not in text
