@@ -52,13 +52,13 @@ from proxy.request.request import (
     Translation,
     client_of,
     encode_members,
-    json_content,
+    json_request,
     read_request,
 )
 from proxy.request.stored_responses import ResponseStore, StoredResponse, StoredTurn
 from proxy.request.variants import MEMBER
 from proxy.settings import ProxySettings
-from proxy.upstream.endpoint_kinds import ENDPOINTS, EndpointKind, choices_of, endpoint_kind
+from proxy.upstream.endpoint_kinds import ENDPOINTS, EndpointKind, endpoint_kind
 
 _Serve = Callable[[web.BaseRequest, ClientResponse, Share, ModelNames], Awaitable[None]]
 
@@ -257,18 +257,21 @@ def for_model(
     if request.adapter is not None:  # it belongs to the first model
         members.pop(MEMBER)
     body = encode_members(members)
-    content = json_content(body, request.kind, None, names, settings, request.owner)
-    return replace(
-        request,
-        model=content.model,
-        body=content.body,
-        json=content.members,
-        prompt=content.prompt,
-        slots=choices_of(request.kind, content.members),
-        remote_variant=content.remote_variant,
-        adapter=content.adapter,
-        keep_alive_s=content.keep_alive_s,
-    )
+    other = json_request(body, request.kind, None, names, settings, request.owner)
+    return replace(request, **{member: getattr(other, member) for member in _OF_BODY})
+
+
+# The members of a request that come from its body.
+_OF_BODY: Final = (
+    "model",
+    "body",
+    "json",
+    "prompt",
+    "slots",
+    "remote_variant",
+    "adapter",
+    "keep_alive_s",
+)
 
 
 _RESPONSES: Final = ("/v1/responses", "/responses")

@@ -59,14 +59,14 @@ from proxy.request.models import (
     with_variants,
 )
 from proxy.request.request import (
-    Content,
+    ProxyRequest,
     cache_owner,
     client_of,
+    complete,
     encode_members,
-    json_content,
+    json_request,
     keep_alive_s,
     named_model,
-    request_of,
 )
 
 _LATEST: Final = ":latest"
@@ -401,13 +401,12 @@ class OllamaEndpoints(Feature):
         share.add_bytes(len(body))
         owner = cache_owner(request, share.settings)
 
-        def encode() -> Content:
+        def encode() -> ProxyRequest:
             encoded = encode_members({**engine.members, "model": model})
-            return json_content(encoded, engine.kind, None, names, share.settings, owner)
+            return json_request(encoded, engine.kind, None, names, share.settings, owner)
 
-        content = await share.run(len(body), encode)
-        request_id, path, kind = response.record.request_id, engine.path, engine.kind
-        read = request_of(request, request_id, share.settings, path, kind, content)
+        read = await share.run(len(body), encode)
+        complete(read, request, response.record.request_id, engine.path)
         with response.through(answer):
             await self._forwarded.serve(request, response, share, names, read=read)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
@@ -34,9 +34,9 @@ from proxy.http.api_formats import format_of
 from proxy.http.body import Share, check_complexity
 from proxy.observe.record import CLIENT_GONE, AccessRecord, InFlightRequest, Timeline
 from proxy.request.models import ModelNames
-from proxy.request.request import Priority, ProxyRequest, json_content
+from proxy.request.request import Priority, ProxyRequest, json_request
 from proxy.router.lease import Lease
-from proxy.upstream.endpoint_kinds import ENDPOINTS, choices_of
+from proxy.upstream.endpoint_kinds import ENDPOINTS
 
 
 class HeldResponse(Response):
@@ -139,17 +139,11 @@ class OwnRequests:
 
         async def send(share: Share) -> None:
             async with part:
-                found = await _request(path, members, names, share, owner or self._owner(client))
-                default_s = found.queue_timeout_s
-                request = replace(
-                    found,
-                    request_id=request_id,
-                    client=client,
-                    priority=priority,
-                    queue_timeout_s=default_s if queue_timeout_s is None else queue_timeout_s,
-                    is_from_proxy=is_from_proxy,
-                    is_let_in=is_let_in,
-                )
+                request = await _request(path, members, names, share, owner or self._owner(client))
+                request.request_id, request.client, request.priority = request_id, client, priority
+                request.is_from_proxy, request.is_let_in = is_from_proxy, is_let_in
+                if queue_timeout_s is not None:
+                    request.queue_timeout_s = queue_timeout_s
                 record.model, record.kind = request.model, request.kind
                 await self._forward.handle(request, held)
 
@@ -204,29 +198,12 @@ async def _request(
         raise BodyTooLarge(share.settings.max_body_bytes)
     share.add_bytes(len(body))
     await check_complexity(body, share)
-    content = await share.run(
-        len(body), lambda: json_content(body, kind, None, names, share.settings, owner)
+    request = await share.run(
+        len(body), lambda: json_request(body, kind, None, names, share.settings, owner)
     )
-    return ProxyRequest(
-        request_id="",
-        method="POST",
-        path=path,
-        query="",
-        headers=CIMultiDict({"Content-Type": "application/json"}),
-        body=content.body,
-        json=content.members,
-        kind=kind,
-        model=content.model,
-        client="",
-        priority="batch",
-        queue_timeout_s=share.settings.queue_timeout_s,
-        prompt=content.prompt,
-        slots=choices_of(kind, content.members),
-        keep_alive_s=content.keep_alive_s,
-        remote_variant=content.remote_variant,
-        adapter=content.adapter,
-        owner=owner,
-    )
+    request.path = path
+    request.headers["Content-Type"] = "application/json"
+    return request
 
 
 def _encode_body(members: Mapping[str, Any]) -> bytes:

@@ -127,8 +127,7 @@ _SHAPING: Final = ("chat_template_kwargs", "tools", "functions")
 _PIECE: Final = struct.Struct(f"{BLOCK_BYTES}s")
 
 
-@dataclass(frozen=True, slots=True)
-class CacheOwner:
+class CacheOwner(NamedTuple):
     """The owner of a conversation, for caches."""
 
     name: str = ""  # Name of the API key; empty if clients have none.

@@ -24,14 +24,7 @@ from proxy.http.middleware import ACCESS_RECORD, PATH_ID, Routes, json_response
 from proxy.observe.record import InFlightRequest
 from proxy.request.limits import check
 from proxy.request.models import PromptWarmer, ResolvedModel, client_names
-from proxy.request.request import (
-    Content,
-    ProxyRequest,
-    cache_owner,
-    client_of,
-    json_content,
-    request_of,
-)
+from proxy.request.request import ProxyRequest, cache_owner, client_of, complete, json_request
 from proxy.request.variants import with_adapter
 from proxy.router.estimator import Estimate, Estimator
 from proxy.router.lease import SlotUse, Tokens
@@ -72,13 +65,13 @@ class EstimateEndpoint(Feature):
         names, named = client_names(self._core.loader, request), request.query.get("model")
         owner = cache_owner(request, share.settings)
 
-        def read() -> tuple[EndpointKind, Content]:
+        def read() -> ProxyRequest:
             kind = _kind(members_of(body), request.headers)
-            return kind, json_content(body, kind, named, names, share.settings, owner)
+            return json_request(body, kind, named, names, share.settings, owner)
 
-        kind, content = await share.run(len(body), read)
-        request_id = request[RESPONSE_HEADERS]["X-Request-Id"]
-        return request_of(request, request_id, share.settings, _PATH, kind, content)
+        found = await share.run(len(body), read)
+        complete(found, request, request[RESPONSE_HEADERS]["X-Request-Id"], _PATH)
+        return found
 
 
 def _kind(members: Mapping[str, Any], headers: Mapping[str, str]) -> EndpointKind:

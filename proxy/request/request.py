@@ -88,44 +88,46 @@ _WITH_FORMAT: Final = frozenset({EndpointKind.CHAT, EndpointKind.RESPONSES})
 _ANSWER_LIMITS: Final = ("max_tokens", "max_completion_tokens", "n_predict", "max_output_tokens")
 
 
-# Not frozen, as `Content`: that would take nine microseconds for each request.
+# Not frozen: that would take nine microseconds for each request.
 @dataclass(slots=True)
 class ProxyRequest:
-    """A request for a model. Nothing changes it."""
+    """A request for a model. Nothing changes it once it is read."""
 
-    request_id: str
-    method: str
-    path: str
-    query: str  # Raw query, without the question mark.
-    headers: CIMultiDict[str]  # Header fields that an instance may see.
-    body: bytes
-    json: Mapping[str, Any]  # The members of a JSON object, or the texts of a form.
     kind: EndpointKind
     model: str
-    client: str  # Name of an API key, or an address; for fairness and limits.
-    priority: Priority
     queue_timeout_s: float
+    body: bytes = b""  # As it is forwarded, like `json`.
+    # The members of a JSON object, or the texts of a form.
+    json: Mapping[str, Any] = field(default_factory=dict)
     prompt: Prompt | None = None
-    session: str | None = None
-    is_from_proxy: bool = False  # Whether another llama-corral forwarded it; then no node gets it.
-    is_background: bool = False  # Whether no client waits for it; then it does not prevent eviction
     form: Form | None = None
-    # Whether it belongs to a request that was queued before, so that the queue's limit does not
-    # apply.
-    is_let_in: bool = False
     slots: int = 1
-    remote_variant: str = ""  # Name of a variant that a node applies; empty for none.
-    # Whether it may load its model; False with the query parameter `autoload=false`.
-    is_autoload: bool = True
     # Time that its model stays loaded without requests, infinite for ever; None if not given.
     keep_alive_s: float | None = None
+    remote_variant: str = ""  # Name of a variant that a node applies; empty for none.
     # Name of the LoRA adapter that its `lora` selects, empty for none; None if the model has no
     # adapters here or the client wrote `lora`.
     adapter: str | None = None
+    owner: CacheOwner = ANYONE  # Owner of the caches that it uses.
+    request_id: str = ""
+    method: str = "POST"
+    path: str = ""
+    query: str = ""  # Raw query, without the question mark.
+    # Header fields that an instance may see.
+    headers: CIMultiDict[str] = field(default_factory=CIMultiDict)
+    client: str = ""  # Name of an API key, or an address; for fairness and limits.
+    priority: Priority = "interactive"
+    session: str | None = None
+    is_from_proxy: bool = False  # Whether another llama-corral forwarded it; then no node gets it.
+    is_background: bool = False  # Whether no client waits for it; then it does not prevent eviction
+    # Whether it belongs to a request that was queued before, so that the queue's limit does not
+    # apply.
+    is_let_in: bool = False
+    # Whether it may load its model; False with the query parameter `autoload=false`.
+    is_autoload: bool = True
     wait_s: float | None = None  # Time that the client waits for the first token; None if not given
     # Most prompt tokens that its API key permits; None for any number.
     max_context: int | None = None
-    owner: CacheOwner = ANYONE  # Owner of the caches that it uses.
 
     @property
     def may_load(self) -> bool:
@@ -167,21 +169,6 @@ class Translation:
     size_bytes: Callable[[bytes], int] = len
 
 
-@dataclass(slots=True)
-class Content:
-    """The content of a body, as it is forwarded."""
-
-    model: str
-    body: bytes = b""
-    members: Mapping[str, Any] = field(default_factory=dict)
-    prompt: Prompt | None = None
-    form: Form | None = None
-    keep_alive_s: float | None = None
-    remote_variant: str = ""
-    adapter: str | None = None
-    owner: CacheOwner = ANYONE
-
-
 def cache_owner(request: web.BaseRequest, settings: ProxySettings) -> CacheOwner:
     """Return the owner of a request's caches; another llama-corral names its client's owner."""
     key, given = request[KEY], request.headers.get(CACHE_OWNER)
@@ -208,107 +195,91 @@ async def read_request(
     """
     path = translation.path if translation else request.path
     kind = translation.kind if translation else endpoint_kind(request.method, path)
-    content = await _content(request, kind, names, share, translation)
-    return request_of(request, request_id, share.settings, path, kind, content)
+    read = await _read_body(request, kind, names, share, translation)
+    complete(read, request, request_id, path)
+    return read
 
 
-def request_of(
-    request: web.BaseRequest,
-    request_id: str,
-    settings: ProxySettings,
-    path: str,
-    kind: EndpointKind,
-    content: Content,
-) -> ProxyRequest:
-    """Build the request from its body's content."""
-    members, key, given = content.members, request[KEY], request.headers
-    wait_s = _wait_s(given.getall("Prefer")) if "Prefer" in given else None
-    timeout_s = settings.queue_timeout_s
-    is_batch = key is not None and key.priority == "batch"
-    is_batch = is_batch or given.get(PRIORITY, "").strip().lower() == "batch"
-    headers = for_upstream(given)
+def complete(read: ProxyRequest, request: web.BaseRequest, request_id: str, path: str) -> None:
+    """Set what does not come from the body."""
+    key, given = request[KEY], request.headers
+    read.request_id, read.client = request_id, client_of(request)
+    read.method, read.path, read.query = request.method, path, request.rel_url.raw_query_string
+    read.headers = for_upstream(given)
     if request.method == "POST":
         # The engine parses the body by its content type, which must match our parsing.
-        headers["Content-Type"] = content.form.content_type if content.form else "application/json"
-    return ProxyRequest(
-        request_id=request_id,
-        method=request.method,
-        path=path,
-        query=request.rel_url.raw_query_string,
-        headers=headers,
-        body=content.body,
-        json=members,
-        kind=kind,
-        model=content.model,
-        client=client_of(request),
-        priority="batch" if is_batch or members.get("service_tier") == "flex" else "interactive",
-        queue_timeout_s=timeout_s if wait_s is None else min(wait_s, timeout_s),
-        prompt=content.prompt,
-        session=session_id(given, members),
-        is_from_proxy=HOP in given,
-        form=content.form,
-        slots=choices_of(kind, members),
-        remote_variant=content.remote_variant,
-        # Like llama-server's router mode. Source: tools/server/server-models.cpp.
-        is_autoload=request.query.get("autoload", "") in {"", "1", "true"},
-        keep_alive_s=content.keep_alive_s,
-        adapter=content.adapter,
-        wait_s=wait_s,
-        owner=content.owner,
-    )
+        read.headers["Content-Type"] = read.form.content_type if read.form else "application/json"
+    if "Prefer" in given and (wait_s := _wait_s(given.getall("Prefer"))) is not None:
+        read.wait_s, read.queue_timeout_s = wait_s, min(wait_s, read.queue_timeout_s)
+    is_batch = key is not None and key.priority == "batch"
+    is_batch = is_batch or given.get(PRIORITY, "").strip().lower() == "batch"
+    if is_batch or read.json.get("service_tier") == "flex":
+        read.priority = "batch"
+    read.session = session_id(given, read.json)
+    read.is_from_proxy = HOP in given
+    # Like llama-server's router mode. Source: tools/server/server-models.cpp.
+    read.is_autoload = request.query.get("autoload", "") in {"", "1", "true"}
 
 
-async def _content(
+async def _read_body(
     request: web.BaseRequest,
     kind: EndpointKind,
     names: ModelNames,
     share: Share,
     translation: Translation | None,
-) -> Content:
-    named, owner = request.query.get("model"), cache_owner(request, share.settings)
+) -> ProxyRequest:
+    named, settings = request.query.get("model"), share.settings
     if request.method != "POST":
-        return Content(names.resolve(named).model_info.id)
+        return ProxyRequest(kind, names.resolve(named).model_info.id, settings.queue_timeout_s)
+    owner = cache_owner(request, settings)
     body = await read_body(request, share)
     content_type = request.headers.get("Content-Type", "")
     if kind.takes_forms and is_form(content_type):
         form = await read_form(content_type, body)
-        return await share.run(len(body), lambda: _form_content(form, named, names, share.settings))
+        return await share.run(len(body), lambda: _form_request(form, kind, named, names, settings))
     await check_complexity(body, share)
-
-    def read() -> Content:
-        translated = body
-        if translation:
-            members = members_of(body)
-            translated_members = translation.members(members)
-            if translated_members is not members:
-                translated = encode_members(translated_members)
-        return json_content(translated, kind, named, names, share.settings, owner)
-
     if translation is None:
-        return await share.run(len(body), read)
-    content = await share.run(translation.size_bytes(body), read)
-    share.add_bytes(max(0, len(content.body) - len(body)))
-    return content
+        return await share.run(
+            len(body), lambda: json_request(body, kind, named, names, settings, owner)
+        )
+
+    def read() -> ProxyRequest:
+        members = members_of(body)
+        translated = translation.members(members)
+        whole = body if translated is members else encode_members(translated)
+        return json_request(whole, kind, named, names, settings, owner)
+
+    found = await share.run(translation.size_bytes(body), read)
+    share.add_bytes(max(0, len(found.body) - len(body)))
+    return found
 
 
-def _form_content(
-    form: Form, named: str | None, names: ModelNames, settings: ProxySettings
-) -> Content:
+def _form_request(
+    form: Form, kind: EndpointKind, named: str | None, names: ModelNames, settings: ProxySettings
+) -> ProxyRequest:
     members = form.texts()
     form = form.without(KEEP_ALIVE)
-    check(EndpointKind.TRANSCRIPTION, members, settings.limits)
+    check(kind, members, settings.limits)
     model = names.resolve(members.get("model") or named).model_info.id
-    return Content(model, form.encode(), members, form=form, keep_alive_s=keep_alive_s(members))
+    return ProxyRequest(
+        kind,
+        model,
+        settings.queue_timeout_s,
+        form.encode(),
+        members,
+        form=form,
+        keep_alive_s=keep_alive_s(members),
+    )
 
 
-def json_content(
+def json_request(
     body: bytes,
     kind: EndpointKind,
     named: str | None,
     names: ModelNames,
     settings: ProxySettings,
     owner: CacheOwner,
-) -> Content:
+) -> ProxyRequest:
     """Read a JSON body that passed `check_complexity`; raises like `read_request`.
 
     `named` is the model if the body names none.
@@ -335,11 +306,14 @@ def json_content(
     if kind in _WITH_FORMAT and isinstance(forwarded.get("response_format"), dict):
         forwarded = _with_object_schema(forwarded)
     model = pick.model_info.id
-    return Content(
+    return ProxyRequest(
+        kind,
         model,
+        settings.queue_timeout_s,
         body if forwarded is members else encode_members(forwarded),
         forwarded,
         read_prompt(kind, model, forwarded, owner),
+        slots=choices_of(kind, forwarded),
         keep_alive_s=stays_s,
         remote_variant=pick.remote_variant,
         adapter=adapter,

@@ -19,8 +19,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from multidict import CIMultiDict
-
 from proxy.cache.fingerprint import ConversationFingerprint, RestoredSlot, SlotFile
 from proxy.cache.index import PrefixIndex
 from proxy.cache.prompt import Prompt
@@ -80,15 +78,9 @@ def _background_request(upstream: Upstream) -> ProxyRequest:
     """Return a request that stays on this machine and loads nothing, like a forwarded one."""
     return ProxyRequest(
         request_id=f"warm-{upstream.name}",
-        method="POST",
         path="/v1/chat/completions",
-        query="",
-        headers=CIMultiDict(),
-        body=b"",
-        json={},
         kind=EndpointKind.CHAT,
         model=upstream.model,
-        client="",
         priority="batch",
         queue_timeout_s=_PATIENCE_S,
         is_from_proxy=True,

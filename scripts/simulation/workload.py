@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
-from multidict import CIMultiDict
-
 from proxy.cache.prompt import BLOCK_TOKENS, NO_OUTLINE, Prompt
 from proxy.request.request import Priority, ProxyRequest
 from proxy.upstream.endpoint_kinds import EndpointKind
@@ -124,16 +122,9 @@ def _client(rng: random.Random) -> str:
 
 _REQUEST: Final = ProxyRequest(
     request_id="req_simulated",
-    method="POST",
     path="/v1/chat/completions",
-    query="",
-    headers=CIMultiDict(),
-    body=b"",
-    json={},
     kind=EndpointKind.CHAT,
     model=MODEL,
-    client="",
-    priority="interactive",
     queue_timeout_s=120.0,
 )
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from multidict import CIMultiDict
-
 from proxy.cache.prompt import read_prompt
 from proxy.request.request import Priority, ProxyRequest
 from proxy.upstream.endpoint_kinds import EndpointKind
@@ -30,11 +28,7 @@ def ask(
     members: dict[str, Any] = {"model": "chat", "messages": messages}
     return ProxyRequest(
         request_id="req_1",
-        method="POST",
         path="/v1/chat/completions",
-        query="",
-        headers=CIMultiDict(),
-        body=b"",
         json=members,
         kind=kind,
         model="chat",

@@ -12,7 +12,7 @@ from support.proxy_harness import model_info
 from proxy.cache.prompt import ANYONE
 from proxy.errors import BadRequest, UnknownModel
 from proxy.request.models import ModelNames, ResolvedModel, with_variants
-from proxy.request.request import Content, json_content
+from proxy.request.request import ProxyRequest, json_request
 from proxy.request.variants import Adapter, Variant, with_adapter
 from proxy.settings import ProxySettings
 from proxy.upstream.endpoint_kinds import EndpointKind
@@ -27,9 +27,9 @@ def scales(*values: float) -> list[dict[str, float]]:
     return [{"id": at, "scale": value} for at, value in enumerate(values)]
 
 
-def read(kind: EndpointKind = EndpointKind.CHAT, **members: Any) -> Content:
+def read(kind: EndpointKind = EndpointKind.CHAT, **members: Any) -> ProxyRequest:
     body = json.dumps({"messages": MESSAGES, **members}).encode()
-    return json_content(body, kind, None, ModelNames([CHAT]), ProxySettings(), ANYONE)
+    return json_request(body, kind, None, ModelNames([CHAT]), ProxySettings(), ANYONE)
 
 
 @pytest.mark.parametrize(
@@ -83,13 +83,13 @@ def test_adapters_are_listed_as_models() -> None:
 
 
 def test_a_request_has_the_scales_of_the_name_it_asked_for() -> None:
-    assert read(model="chat").members["lora"] == scales(0, 0)
+    assert read(model="chat").json["lora"] == scales(0, 0)
     legal = read(model="chat+legal")
-    assert (legal.model, legal.adapter, legal.members["lora"]) == ("chat", "legal", scales(1, 0))
+    assert (legal.model, legal.adapter, legal.json["lora"]) == ("chat", "legal", scales(1, 0))
     assert json.loads(legal.body)["lora"] == scales(1, 0)
     own = read(model="chat", lora=[{"name": "legal", "scale": 1}])
-    assert (own.adapter, own.members["lora"]) == (None, scales(1, 0))
-    assert "lora" not in read(EndpointKind.PROMPT, model="chat+legal").members
+    assert (own.adapter, own.json["lora"]) == (None, scales(1, 0))
+    assert "lora" not in read(EndpointKind.PROMPT, model="chat+legal").json
 
 
 def test_prompts_of_different_adapters_share_nothing() -> None:
@@ -122,10 +122,10 @@ def test_a_key_for_one_adapter_sees_nothing_else_of_the_model() -> None:
 def test_a_request_gives_no_scales_to_an_adapter_of_all_requests() -> None:
     names = ModelNames([replace(model_info("chat"), has_fixed_adapters=True)])
 
-    def read_fixed(**members: Any) -> Content:
+    def read_fixed(**members: Any) -> ProxyRequest:
         body = json.dumps({"messages": MESSAGES, **members}).encode()
-        return json_content(body, EndpointKind.CHAT, None, names, ProxySettings(), ANYONE)
+        return json_request(body, EndpointKind.CHAT, None, names, ProxySettings(), ANYONE)
 
-    assert "lora" not in read_fixed().members
+    assert "lora" not in read_fixed().json
     with pytest.raises(BadRequest, match=r"leave out lora, or .* under loras of this model"):
         read_fixed(lora=scales(0))
