@@ -440,7 +440,15 @@ class ResponseRelay:
         """Send the last bytes and learn from the response, first what does not wait for the other.
 
         A slow client must not keep the slot, and others need not wait for what the router learns.
+        What the response used is reported before both, so that it is recorded when a client has it.
         """
+        lease = self._lease
+        if lease.chunked and completion.timings:
+            timings = completion.timings.with_chunks(lease.chunked)
+            completion = replace(completion, timings=timings, all_choices=timings)
+        self._client_response.record.timings = completion.all_choices
+        lease.report(completion.all_choices)
+        self._router.signals.answered(lease)
         if self._client_response.ends_at_once(len(last)):
             try:
                 await self._client_response.finish(last)
@@ -451,11 +459,6 @@ class ResponseRelay:
             await self._client_response.finish(last)
 
     def _learn(self, completion: Completion) -> None:
-        if self._lease.chunked and completion.timings:
-            timings = completion.timings.with_chunks(self._lease.chunked)
-            completion = replace(completion, timings=timings, all_choices=timings)
-        self._client_response.record.timings = completion.all_choices
-        self._lease.report(completion.all_choices)
         self._router.finish(self._lease, completion)
         self._client_response.record.cache = self._lease.finding
 

@@ -442,6 +442,18 @@ class Lease(InFlightRequest):
         return (self, *self.beside)
 
     @property
+    def client(self) -> str:
+        """Whom its use is accounted to; empty for work of our own."""
+        return "" if self.request.is_background else self.request.client
+
+    @property
+    def reported_tokens(self) -> Tokens:
+        found = self.reported
+        if found is None:
+            return Tokens()
+        return Tokens(found.prompt_tokens, found.cached_tokens, found.decoded_tokens)
+
+    @property
     def slot_number(self) -> int | None:
         """The engine's number of its slot; None if only the engine knows it."""
         if self.id_slot is not None:
@@ -588,18 +600,14 @@ def slot_use(lease: Lease, slots: int, held: Iterable[int]) -> SlotUse:
 
     It held `slots` slots; `held` are the tokens in each idle slot of the engine, if it was cut off.
     """
-    tokens, is_exact = Tokens(), True
-    if found := lease.reported:
-        tokens = Tokens(found.prompt_tokens, found.cached_tokens, found.decoded_tokens)
+    tokens, is_exact = lease.reported_tokens, True
     if not lease.is_reported:
         rest, is_exact = cut_off_tokens(lease.progress, held)
         tokens += rest
-    request = lease.request
-    client = "" if request.is_background else request.client
     slot_s = (lease.clock() - lease.began_at_s) * slots
     return SlotUse(
-        client,
-        request.model,
+        lease.client,
+        lease.request.model,
         lease.upstream.name,
         tokens,
         slot_s,
@@ -664,5 +672,7 @@ class RouterSignals:
         self.restore_verified = Signal[[str, int, Timings]]()
         # A request, known by its lease, got so many slots of an instance.
         self.slots_taken = Signal[[Hashable, Upstream, int]]()
+        # The last bytes of a response go out next, unless its client is behind.
+        self.answered = Signal[[Lease]]()
         # The slots of a request are idle again; called once for each `slots_taken`.
         self.slots_freed = Signal[[Hashable, SlotUse]]()

@@ -28,7 +28,7 @@ from prometheus_client.core import CounterMetricFamily
 
 from proxy.errors import BadRequest, StorageFailed, Unavailable, quote
 from proxy.observe.past import HistoryQuery, StoredRequest
-from proxy.router.lease import SlotUse, Tokens
+from proxy.router.lease import Lease, SlotUse, Tokens
 from proxy.upstream.upstream import Upstream
 from supervisor.backend.models import without_directories
 from supervisor.engine.client import EngineClient, EngineUnreachable, ErrorResponse
@@ -192,6 +192,8 @@ class UsageRecorder(Part):
         self._engines = engines
         self._by_instance: dict[str, EngineUse] = {}
         self._became_ready = asyncio.Event()
+        self._answered: dict[Hashable, Tokens] = {}  # by lease, what is added already
+        self._counted: set[str] = set()  # the requests in flight that are counted
         self.since_start: dict[tuple[str, str], Usage] = {}
 
     # Called by the router, and for each event.
@@ -204,14 +206,29 @@ class UsageRecorder(Part):
             self._read_cpu(found)
         found.begin(lease, slots, time.monotonic())
 
+    def answered(self, lease: Lease) -> None:
+        """Add a request and its tokens before its client has the last of the response."""
+        if not (self._is_on() and lease.client):
+            return
+        tokens = Tokens()
+        if lease.is_taken:
+            tokens = self._answered[lease] = lease.reported_tokens
+        request = lease.request
+        requests = 0 if request.request_id in self._counted else 1
+        self._counted.add(request.request_id)
+        used = _usage(tokens)._replace(requests=requests)
+        self._add(self._key(lease.client), request.model, used)
+
     def slots_freed(self, lease: Hashable, use: SlotUse) -> None:
+        added = self._answered.pop(lease, None)
         if not self._is_on():
             return
         found = self._engine(use.instance, use.model)
         self._read_cpu(found)
         key = self._key(use.client)
         cpu_s = found.end(lease, key, use)
-        self._add(key, use.model, _usage(use.tokens, use.slot_s, cpu_s))
+        tokens = use.tokens - added if added else use.tokens
+        self._add(key, use.model, _usage(tokens, use.slot_s, cpu_s))
 
     def observe(self, event: Event) -> None:
         """Count a request that an instance got; note the supervisor's own requests."""
@@ -220,9 +237,13 @@ class UsageRecorder(Part):
         elif event.name == "prompt.prefilled":
             if used := self._by_instance.get(str(event.fields["instance"])):
                 used.is_due = True
-        elif event.name == "request.finished" and self._is_on():
-            key = self._key(str(event.fields["client"] or ""))
-            self._add(key, str(event.fields["model"]), Usage(requests=1))
+        elif event.name == "request.finished":
+            request = str(event.fields["request"])
+            if request in self._counted:
+                self._counted.remove(request)
+            elif self._is_on():
+                key = self._key(str(event.fields["client"] or ""))
+                self._add(key, str(event.fields["model"]), Usage(requests=1))
 
     def metrics(self) -> Iterator[Metric]:
         """Yield counters since the daemon's start, by key and model."""

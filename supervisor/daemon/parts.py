@@ -216,6 +216,7 @@ class DaemonParts:
             has_keys=bool(self.desktop_key or self.settings.proxy.api_keys_file),
         )
         self.router.signals.slots_taken.connect(usage.slots_taken)
+        self.router.signals.answered.connect(usage.answered)
         self.router.signals.slots_freed.connect(usage.slots_freed)
         return usage
 

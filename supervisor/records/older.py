@@ -56,7 +56,7 @@ def take_over(connection: sqlite3.Connection, files: list[Path]) -> list[Path]:
             # The older file of a model is `requests.1.jsonl`, which sorts before the newer.
             model = name_of_file(path.parent.name)
             for sizes in _read_sizes(path):
-                insert(connection, "sizes", (model, *sizes))
+                insert(connection, "sizes", model, *sizes)
     connection.executemany("INSERT INTO taken_over VALUES (?)", [(marks[path],) for path in new])
     return damaged
 
@@ -64,7 +64,8 @@ def take_over(connection: sqlite3.Connection, files: list[Path]) -> list[Path]:
 def delete(files: list[Path]) -> None:
     """Delete files that were taken over, and directories that are empty then."""
     for path in files:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.unlink()
     for path in files:
         for directory in (path.parent, path.parent.parent):
             with suppress(OSError):
@@ -107,7 +108,7 @@ def _read_month(path: Path) -> tuple[int, dict[Account, Usage]]:
 def _read_journal(path: Path) -> dict[Account, Usage]:
     """Return the sums of a journal; incomplete lines are skipped."""
     sums: dict[Account, Usage] = defaultdict(Usage)
-    for line in _lines(path):
+    for line in read_lines(path):
         if found := usage_row(line):
             sums[found[0]] += found[1]
     return sums
@@ -126,7 +127,7 @@ def usage_row(values: Any) -> tuple[Account, Usage] | None:
 def _read_sizes(path: Path) -> Iterator[RecordedRequest]:
     """Yield recorded requests; each pause counts from the request before, None begins a run."""
     run, began_s = secrets.randbits(RUN_BITS), 0.0
-    for line in _lines(path):
+    for line in read_lines(path):
         match line:
             case {
                 "conversation": int() | None as conversation,
@@ -145,7 +146,7 @@ def _read_sizes(path: Path) -> Iterator[RecordedRequest]:
                 )
 
 
-def _lines(path: Path) -> Iterator[Any]:
+def read_lines(path: Path) -> Iterator[Any]:
     with open_regular(path) as file:
         while line := file.readline(_LINE_MAX_BYTES):
             with suppress(orjson.JSONDecodeError):

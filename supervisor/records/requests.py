@@ -7,13 +7,14 @@ is opened. `sizes` has what `corral bench --workload yours` replays; it names no
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
+
+import orjson
 
 from proxy.observe.past import HistoryQuery, StoredRequest
 from proxy.upstream.endpoint_kinds import EndpointKind
@@ -43,7 +44,6 @@ FIGURES: Final = {name: kind for kind, names in _BY_TYPE.items() for name in nam
 _OWN: Final = {"id": "TEXT NOT NULL", "ended_at": "REAL NOT NULL", "run": "INTEGER NOT NULL"}
 COLUMNS: Final[Mapping[str, str]] = {**_OWN, **FIGURES}
 _TRUTHS: Final = frozenset({"streamed", "diverted"})
-_OBJECTS: Final = frozenset({"cache"})  # as JSON
 
 SIZES_TABLE: Final = """
     CREATE TABLE IF NOT EXISTS sizes (
@@ -57,7 +57,8 @@ SIZES_INDEX: Final = "CREATE INDEX IF NOT EXISTS sizes_by_model ON sizes (model)
 _SIZES_MAX: Final = 12_000
 _EMBEDDING: Final = EndpointKind.EMBED_OR_RERANK.name.lower()
 
-Row = tuple[object, ...]
+# The name of its table, and its values.
+Row = tuple[Any, ...]
 
 
 class RecordedRequest(NamedTuple):
@@ -82,28 +83,25 @@ _INSERT: Final = {
 
 
 def row_of(event: Event, run: int) -> Row:
-    """Return the row of an ended request, in the order of COLUMNS."""
-    figures = (_encode_value(name, event.fields.get(name)) for name in FIGURES)
-    return (event.fields["request"], event.at.timestamp(), run, *figures)
+    """Return the row of an ended request, in the order of COLUMNS, after the table's name."""
+    fields = event.fields
+    if fields.get("cache") is not None:
+        fields = {**fields, "cache": orjson.dumps(fields["cache"]).decode()}
+    return ("requests", fields["request"], event.at.timestamp(), run, *map(fields.get, FIGURES))
 
 
-def sizes_row_of(event: Event, run: int) -> Row | None:
-    """Return the row of a request's sizes; None if it cannot be replayed as a completion."""
+def sizes_rows_of(event: Event, run: int) -> list[Row]:
+    """Return the row of a request's sizes; none if it cannot be replayed as a completion."""
     fields: Mapping[str, Any] = event.fields
-    if fields["status"] != HTTPStatus.OK or fields["prompt_tokens"] is None:
-        return None
-    if fields["kind"] == _EMBEDDING:
-        return None
+    is_answered = fields["status"] == HTTPStatus.OK and fields["prompt_tokens"] is not None
+    if not is_answered or fields["kind"] == _EMBEDDING:
+        return []
     ended_at, cached = event.at.timestamp(), fields["cached_tokens"]
     began_at, prompt = ended_at - fields["duration_ms"] / 1000, fields["prompt_tokens"] + cached
     sizes = RecordedRequest(
         run, fields["conversation"], began_at, ended_at, prompt, cached, fields["decoded_tokens"]
     )
-    return (fields["model"], *sizes)
-
-
-def _encode_value(name: str, value: object) -> object:
-    return json.dumps(value) if name in _OBJECTS and value is not None else value
+    return [("sizes", fields["model"], *sizes)]
 
 
 def _decode_row(row: Mapping[str, Any]) -> StoredRequest:
@@ -112,16 +110,14 @@ def _decode_row(row: Mapping[str, Any]) -> StoredRequest:
     found["ended_at"] = datetime.fromtimestamp(row["ended_at"], UTC).isoformat("T", "milliseconds")
     for name in _TRUTHS:
         found[name] = None if row[name] is None else bool(row[name])
-    for name in _OBJECTS:
-        found[name] = None if row[name] is None else json.loads(row[name])
+    found["cache"] = None if row["cache"] is None else orjson.loads(row["cache"])
     return found
 
 
-def insert(connection: sqlite3.Connection, table: str, row: Row) -> None:
-    """Add a row of `requests` or `sizes`."""
-    # A client's JSON may have a lone surrogate, or a number beyond 64 bits.
-    with suppress(ValueError, OverflowError):
-        connection.execute(_INSERT[table], row)
+def insert(connection: sqlite3.Connection, table: str, *values: object) -> None:
+    """Add a row of `requests` or `sizes`, unless SQLite cannot store it."""
+    with suppress(ValueError, OverflowError, sqlite3.IntegrityError, sqlite3.ProgrammingError):
+        connection.execute(_INSERT[table], values)
 
 
 def select_requests(connection: sqlite3.Connection, query: HistoryQuery) -> list[StoredRequest]:

@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 from proxy.batches.database import open_connection, run_in_transaction
 from proxy.observe.past import HistoryQuery
 from supervisor.errors import AccessDenied
-from supervisor.records import older, requests, usage
+from supervisor.records import journal, older, requests, usage
 from supervisor.records.requests import COLUMNS
 from supervisor.system.paths import make_private
 
@@ -91,15 +91,12 @@ class RecordStore:
         self.problems: deque[tuple[str, dict[str, str]]] = deque()
         self._data = data
         self._connection: sqlite3.Connection | None = None
+        self._journal: Path | None = None  # the one that this process writes
 
     @property
     def exists(self) -> bool:
-        return self.path.exists() or self.has_older
-
-    @property
-    def has_older(self) -> bool:
-        """Whether an older version's files are to be taken over."""
-        return bool(older.older_files(self._data))
+        files = [*older.older_files(self._data), *journal.journals(self.path.parent)]
+        return self.path.exists() or bool(files)
 
     def answer(self, question: str, asked: object) -> Any:
         """Answer one of QUESTIONS; raises RecordsFailedError."""
@@ -126,6 +123,28 @@ class RecordStore:
             self.close()
             raise self._failure(error) from error
 
+    def begin_journal(self) -> int:
+        """Create the journal that this process goes on with; raises RecordsFailedError."""
+        self.run(lambda _: None)  # with its lock, no other process takes the journal over
+        try:
+            self._journal, file = journal.create(self.path.parent)
+        except OSError as error:
+            raise self._failure(error) from error
+        return file
+
+    def end_journal(self) -> None:
+        self._journal = None
+
+    def take_over(self, prune: Callable[[sqlite3.Connection], None]) -> None:
+        """Add all journals but the one that is being written; raises RecordsFailedError."""
+
+        def add(connection: sqlite3.Connection) -> list[Path]:
+            files = self._add_journals(connection)
+            prune(connection)
+            return files
+
+        older.delete(self.run(add))
+
     def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -145,7 +164,13 @@ class RecordStore:
         if self._connection is None:
             self._connection = _open(self.path)
             self._take_over(self._connection)
+            older.delete(run_in_transaction(self._connection, self._add_journals))
         return run_in_transaction(self._connection, work)
+
+    def _add_journals(self, connection: sqlite3.Connection) -> list[Path]:
+        files = [path for path in journal.journals(self.path.parent) if path != self._journal]
+        journal.take_over(connection, files)
+        return files
 
     def _take_over(self, connection: sqlite3.Connection) -> None:
         if not (files := older.older_files(self._data)):
@@ -193,7 +218,7 @@ def _salvage(connection: sqlite3.Connection, damaged: Path) -> None:
                 if found := older.usage_row(row):
                     usage.add_usage(connection, dict([found]))
         for _, *row in old.execute("SELECT * FROM sizes NOT INDEXED"):
-            requests.insert(connection, "sizes", tuple(row))
+            requests.insert(connection, "sizes", *row)
 
 
 def _open(path: Path) -> sqlite3.Connection:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from datetime import date, timedelta
-from typing import Any, Final, Literal
+from operator import add
+from typing import Any, Final, Literal, NamedTuple
 
 # No API key has such a name.
 NO_KEY: Final = "(no key)"
@@ -18,8 +19,7 @@ OTHERS: Final = "(others)"
 Account = tuple[str, str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """Sums over requests."""
 
     requests: int = 0
@@ -29,8 +29,8 @@ class Usage:
     slot_s: float = 0.0  # time for which requests held slots, summed over slots
     cpu_s: float = 0.0  # processor time of engines
 
-    def __add__(self, other: Usage) -> Usage:
-        return Usage(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+    def __add__(self, other: Usage) -> Usage:  # type: ignore[override]
+        return Usage(*map(add, self, other))
 
 
 USAGE_TABLE: Final = """
@@ -76,7 +76,7 @@ def add_usage(connection: sqlite3.Connection, totals: Mapping[Account, Usage]) -
             counts[month] += 1
             if counts[month] > _MONTH_ROWS_MAX:
                 key = model = OTHERS
-        connection.execute(_ADD, (day, key, model, *astuple(usage)))
+        connection.execute(_ADD, (day, key, model, *usage))
 
 
 def prune_usage(connection: sqlite3.Connection) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import signal
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 from support.corral_cli import CorralCli, until
 
 SETTINGS = """
@@ -65,7 +64,7 @@ def test_each_key_has_what_it_used(corral: CorralCli, tiny_model: Path) -> None:
     assert ask(corral.url, dora, messages=long)["error"]["code"] == TOO_LONG
     assert ask(corral.url, cora, messages=said)["usage"]["total_tokens"] > 40
     until(lambda: "error" in ask(corral.url, cora, messages=said))
-    os.kill(corral.daemon_pid, signal.SIGKILL)
+    kill(corral)
     (found,) = corral.data("usage", "--by", "key", "--key", "anna")
     cached = first["prompt_tokens_details"]["cached_tokens"]
     computed = first["prompt_tokens"] - cached + second["prompt_n"]
@@ -84,6 +83,39 @@ def test_each_key_has_what_it_used(corral: CorralCli, tiny_model: Path) -> None:
     assert [usage["requests"] for usage in corral.data("usage", "--key", "anna")] == [3]
     assert corral.ok("usage", "--by", "month", "--csv").startswith("month,requests,")
     assert corral("usage", "--since", "yesterday").returncode == 78
+
+
+def test_no_answer_is_missing_whose_client_has_it_when_the_daemon_is_killed(
+    corral: CorralCli, tiny_model: Path
+) -> None:
+    keys = corral.root / "config" / "keys.toml"
+    corral.configure(SETTINGS.format(keys=keys, model=tiny_model))
+    anna = corral.data("key", "add", "anna")["key"]
+    said = {"messages": [{"role": "user", "content": "a word"}], "max_tokens": 8}
+    for number, is_stream in enumerate((True, False, True), 1):
+        corral.ok("start")
+        ask(corral.url, anna, **said)
+        body = {"model": "chat", "stream": is_stream, **said}
+        receive_all(corral.url, anna, body)
+        kill(corral)
+        (found,) = corral.data("usage", "--key", "anna")
+        assert (found["requests"], found["generated_tokens"]) == (2 * number, 2 * 8 * number)
+
+
+def kill(corral: CorralCli) -> None:
+    daemon = psutil.Process(corral.daemon_pid)
+    daemon.kill()
+    until(lambda: not daemon.is_running() or daemon.status() == psutil.STATUS_ZOMBIE)
+
+
+def receive_all(url: str, key: str, body: dict[str, Any]) -> None:
+    """Return as soon as the last byte of a response has arrived."""
+    with (
+        httpx.Client(base_url=url, headers=bearer(key), timeout=60) as client,
+        client.stream("POST", "/v1/chat/completions", json=body) as response,
+    ):
+        for _ in response.iter_raw():
+            pass
 
 
 def test_nothing_is_recorded_where_that_is_off(corral: CorralCli, tiny_model: Path) -> None:

@@ -384,11 +384,12 @@ async def test_a_client_that_reads_gets_the_end_before_the_router_learns(
 
     monkeypatch.setattr(web.StreamResponse, "write_eof", end)
     monkeypatch.setattr(Router, "finish", learn)
+    proxy.router.signals.answered.connect(lambda lease: steps.append(str(lease.is_reported)))
     await proxy.fake(streams(HI, END, DONE))
     async with proxy.ask(stream=is_stream) as response:
         assert response.status == 200
         await response.read()
-    assert steps[:2] == ["end", "learnt"]
+    assert steps[:3] == ["True", "end", "learnt"]
 
 
 async def test_a_client_is_told_who_answered(proxy: ProxyHarness) -> None:

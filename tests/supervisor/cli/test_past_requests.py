@@ -98,7 +98,7 @@ def test_ids_are_offered_without_a_daemon(tmp_path: Path, monkeypatch: pytest.Mo
     finished = dict.fromkeys(EVENTS["request.finished"][1])
     row = row_of(Event("request.finished", NOW, finished | {"request": "req_1"}), 1)
     store = RecordStore(directories().data)
-    store.run(lambda connection: insert(connection, "requests", row))
+    store.run(lambda connection: insert(connection, *row))
     store.close()
     assert complete_word("any request", "req_") == ["req_1"]
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import sqlite3
 import stat
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from support.proxy_harness import until
 from proxy.observe.past import HistoryQuery, StoredRequest
 from supervisor.errors import HistoryUnavailable
 from supervisor.events import EVENTS, Event, EventStream
+from supervisor.records.journal import journals
 from supervisor.records.requests import FIGURES, RecordedRequest, insert
 from supervisor.records.store import RecordStore
 from supervisor.records.usage import Query, Usage, add_usage
@@ -61,7 +64,7 @@ class Kept:
         self.events = EventStream(self.emitted.append)
 
     @asynccontextmanager
-    async def running(self, *, queue_max: int = 50_000) -> AsyncIterator[Records]:
+    async def running(self, *, held_max: int = 50_000) -> AsyncIterator[Records]:
         def limits() -> tuple[int, float] | None:
             found = self.settings
             return (found.max_bytes, found.max_age_days) if found.enabled else None
@@ -71,7 +74,7 @@ class Kept:
             self.events.emit,
             limits,
             lambda model: model in self.recorded_models,
-            queue_max=queue_max,
+            held_max=held_max,
         )
         self.events.add_sink(records.observe)
         async with asyncio.TaskGroup() as group:
@@ -136,7 +139,7 @@ async def test_no_shared_memory_is_mapped(kept: Kept) -> None:
             kept.finish()
             await ids(records)
             names = {path.name for path in kept.path.parent.iterdir()}
-            assert names == {"requests.db", "requests.db-wal"}
+            assert names == {"requests.db", "requests.db-wal", *journal_names(kept)}
 
 
 async def test_what_arrives_is_written_at_once_and_at_the_end(kept: Kept) -> None:
@@ -150,8 +153,88 @@ async def test_what_arrives_is_written_at_once_and_at_the_end(kept: Kept) -> Non
 
 
 def written(path: Path) -> bytes:
-    files = (path, path.with_name(f"{path.name}-wal"))
+    files = (path, path.with_name(f"{path.name}-wal"), *journals(path.parent))
     return b"".join(file.read_bytes() for file in files if file.exists())
+
+
+def journal_names(kept: Kept) -> list[str]:
+    return [path.name for path in journals(kept.path.parent)]
+
+
+def record(records: Records, kept: Kept, request_id: str = "a") -> None:
+    kept.finish(request_id, **SIZED)
+    records.add_usage("anna", "chat", Usage(1, 2, 3, 4))
+
+
+async def counts(records: Records) -> tuple[int, int, int]:
+    """Return the number of rows of each table."""
+    usage = await records.usage(Query())
+    sizes: Mapping[str, int] = await records.answer("size_counts", None)
+    return len(await ids(records)), sum(row["requests"] for row in usage), sum(sizes.values())
+
+
+async def test_what_a_killed_process_wrote_is_added_once(kept: Kept, tmp_path: Path) -> None:
+    kept.recorded_models = {"chat"}
+    killed = Kept(tmp_path / "killed")
+    async with kept.running() as records:
+        await ids(records)
+        record(records, kept)
+        shutil.copytree(kept.path.parent, killed.path.parent)  # as a kill would leave it
+    (journal,) = journals(killed.path.parent)
+    with journal.open("ab") as file:  # cut off, foreign, or with other columns
+        file.write(b'\n{"a": 1}\n[3, ["usage", 3], ["requests", 1], ["sizes", null]]')
+        file.write(b'\n[["usage","2026-11-22","anna","chat",1,2,3,4,0.0,0.0]')
+    for _ in range(2):
+        async with killed.running() as records:
+            assert await counts(records) == (1, 1, 1)
+    assert journal_names(killed) == []
+    assert killed.warnings() == []
+
+
+@pytest.mark.parametrize("is_committed", [False, True])
+async def test_a_kill_at_either_side_of_the_commit_loses_and_doubles_nothing(
+    kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_committed: bool
+) -> None:
+    kept.recorded_models = {"chat"}
+    killed = Kept(tmp_path / "killed")
+
+    def kill(*_: object) -> None:
+        shutil.copytree(kept.path.parent, killed.path.parent)
+        monkeypatch.undo()
+
+    async with kept.running() as records:
+        await ids(records)
+        record(records, kept)
+        if is_committed:
+            monkeypatch.setattr("supervisor.records.older.delete", kill)
+        else:
+            monkeypatch.setattr("supervisor.records.usage.prune_usage", kill)
+            records._batches = 0
+        await ids(records)
+        assert len(journal_names(killed)) == 2
+        record(records, kept, "b")
+        assert await counts(records) == (2, 2, 2)
+    async with killed.running() as records:
+        record(records, killed, "b")
+        assert await counts(records) == (2, 2, 1)
+
+
+async def test_rows_wait_in_memory_while_the_journal_cannot_be_written(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(file: int, data: bytes) -> int:
+        return os_write(file, data[: len(data) // 2])
+
+    os_write = os.write
+    kept.recorded_models = {"chat"}
+    async with kept.running() as records:
+        await ids(records)
+        with monkeypatch.context() as full:
+            full.setattr("supervisor.records.journal.os.write", write)
+            record(records, kept)
+            assert await ids(records) == []
+        assert await counts(records) == (1, 1, 1)
+    assert kept.warnings() == WARNINGS
 
 
 async def test_requests_are_chosen(kept: Kept) -> None:
@@ -225,9 +308,7 @@ async def test_sizes_of_answered_requests_are_kept(kept: Kept) -> None:
 async def test_the_latest_sizes_of_each_model_are_kept(kept: Kept) -> None:
     def add(connection: sqlite3.Connection) -> None:
         for number in range(12_010):
-            insert(
-                connection, "sizes", ("chat", *RecordedRequest(1, None, number, number, 1, 0, 1))
-            )
+            insert(connection, "sizes", "chat", *RecordedRequest(1, None, number, number, 1, 0, 1))
 
     kept.store.run(add)
     kept.recorded_models = {"other"}
@@ -350,11 +431,13 @@ async def test_while_it_cannot_be_written_there_is_one_warning_and_nothing_is_lo
     assert kept.warnings() == WARNINGS
 
 
-async def test_what_exceeds_the_queue_is_dropped_and_counted(kept: Kept) -> None:
-    async with kept.running(queue_max=3) as records:
+async def test_of_rows_that_wait_for_the_first_file_the_oldest_are_dropped_and_counted(
+    kept: Kept,
+) -> None:
+    async with kept.running(held_max=3) as records:
         for number in range(5):
             kept.finish(f"{number}")
-        assert await ids(records) == ["2", "1", "0"]
+        assert await ids(records) == ["4", "3", "2"]
     (warning,) = [event for event in kept.emitted if event.name == "history.write_failed"]
     assert warning.fields["reason"] == "2 records were dropped: too many waited"
 
@@ -364,7 +447,7 @@ async def test_of_rows_that_wait_for_the_disk_the_oldest_are_dropped_and_counted
 ) -> None:
     kept.path.parent.mkdir(parents=True, mode=0o700)
     kept.path.mkdir()  # as little a file as a full disk allows
-    async with kept.running(queue_max=3) as records:
+    async with kept.running(held_max=3) as records:
         for numbers in ("012", "34"):
             for number in numbers:
                 kept.finish(number)
