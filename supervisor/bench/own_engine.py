@@ -13,7 +13,6 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -81,7 +80,7 @@ async def private_instance(plan: Plan, directories: Directories) -> AsyncIterato
     """
     failure: Exception | None = None
     with private_runtime(directories) as runtime:
-        launch = _launch(plan, replace(directories, runtime=runtime))
+        launch = _launch(plan, directories.replace(runtime=runtime))
         run = ProcessRun(1, launch, clock=time.monotonic, on_progress=lambda _: None)
         # The block's errors are raised after the group, so that no exception group wraps them.
         async with asyncio.TaskGroup() as group:

@@ -331,19 +331,21 @@ def _load(candidate: Candidate, cache_dir: Path, places: SearchPaths) -> Engine:
         else (None, None)
     )
     library_dirs = (library_dir,) if library_dir else ()
-    output = probe(path, library_dirs, cache_dir=cache_dir, limit_s=_LIMIT_S)
-    version = next((line for line in output.version.splitlines() if "version" in line), "unknown")
+    printed, text, devices, subcommand = probe(
+        path, library_dirs, cache_dir=cache_dir, limit_s=_LIMIT_S
+    )
+    version = next((line for line in printed.splitlines() if "version" in line), "unknown")
     return Engine(
         path=path,
         version=version.removeprefix("version: ").strip(),
-        build=pin.build if pin else _build(output.version, installed),
+        build=pin.build if pin else _build(printed, installed),
         source=candidate.source,
         library_dirs=library_dirs,
-        devices=tuple(replace(device, free_mib=None) for device in read_devices(output.devices)),
-        flags=flags_help.parse(output.help),
+        devices=tuple(replace(device, free_mib=None) for device in read_devices(devices)),
+        flags=flags_help.parse(text),
         note=note if library_dir else None,
         warning=None if library_dir else note,
-        subcommand=output.subcommand,
+        subcommand=subcommand,
         name=installed.name if installed else None,
     )
 

@@ -18,7 +18,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Final, Literal
 
@@ -74,17 +73,8 @@ _LISTS_SERVE: Final = re.compile(r"^ {1,8}serve .*server", re.MULTILINE)
 _KNOWS_NO_HELP: Final = "unknown command '--help'"
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeOutput:
-    """The engine's output, unparsed; `subcommand` is `serve` or empty."""
-
-    version: str
-    help: str
-    devices: str
-    subcommand: str
-
-
-_FIELDS: Final = {field.name for field in fields(ProbeOutput)}
+# The unparsed output of --version, --help and --list-devices, and `serve` or an empty subcommand.
+ProbeOutput = tuple[str, str, str, str]
 
 
 def probe(
@@ -96,30 +86,31 @@ def probe(
     """
     boot_id = _BOOT_ID.read_text("utf-8") if _BOOT_ID.is_file() else ""
     key = files.key_of([path], *map(str, library_dirs), boot_id)
-    cached = files.get(cache_dir / "engines", key)
-    if cached and cached.keys() == _FIELDS:
-        return ProbeOutput(**cached)
-    env = environment(os.environ, path, library_dirs)
-    found = _probe(path, env, limit_s)
-    files.put(cache_dir / "engines", key, asdict(found))
+    match files.get(cache_dir / "engines", key):
+        case {"output": [str(version), str(text), str(devices), str(subcommand)]}:
+            return version, text, devices, subcommand
+    found = _probe(path, library_dirs, limit_s)
+    files.put(cache_dir / "engines", key, {"output": found})
     return found
 
 
-def _probe(path: Path, env: Mapping[str, str], limit_s: float) -> ProbeOutput:
-    done = _run([str(path), "--help"], env, limit_s)
+def _probe(path: Path, library_dirs: Sequence[Path], limit_s: float) -> ProbeOutput:
+    done = run_program([str(path), "--help"], library_dirs, limit_s)
     subcommand = _SERVE if is_unified(_text(done)) else ""
     command = [str(path), *filter(None, [subcommand])]
-    text = _output(_run([*command, "--help"], env, limit_s) if subcommand else done)
+    if subcommand:
+        done = run_program([*command, "--help"], library_dirs, limit_s)
+    text = _output(done)
     if not _is_server(text):
         raise EngineBroken(
             f"{path} runs, but its --help is not that of llama-server",
             hint="give the path of llama-server or of llama.cpp's llama, not of another program",
         )
     version, devices = (
-        _output(_run([*command, option], env, limit_s))
+        _output(run_program([*command, option], library_dirs, limit_s))
         for option in ("--version", "--list-devices")
     )
-    return ProbeOutput(version, text, devices, subcommand)
+    return version, text, devices, subcommand
 
 
 def is_unified(output: str) -> bool:
@@ -134,8 +125,7 @@ def _is_server(text: str) -> bool:
 
 def list_devices(command: Sequence[str], library_dirs: Sequence[Path], limit_s: float) -> str:
     """Return an engine's current output of `--list-devices`; raises as `probe`."""
-    env = environment(os.environ, Path(command[0]), library_dirs)
-    return _output(_run([*command, "--list-devices"], env, limit_s))
+    return _output(run_program([*command, "--list-devices"], library_dirs, limit_s))
 
 
 def environment(
@@ -146,13 +136,14 @@ def environment(
     return env | library_path(env, program, library_dirs)
 
 
-def _run(
-    argv: Sequence[str], env: Mapping[str, str], limit_s: float
+def run_program(
+    argv: Sequence[str], library_dirs: Sequence[Path], limit_s: float
 ) -> subprocess.CompletedProcess[bytes]:
+    """Run a program of an engine; raises EngineBroken if it does not start or end in time."""
     try:
         return subprocess.run(
             argv,
-            env=env,
+            env=environment(os.environ, Path(argv[0]), library_dirs),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             check=False,

@@ -32,7 +32,7 @@ from supervisor.daemon.model_commands import resolve_running
 from supervisor.events import DAEMON_STOPPED, Event
 from supervisor.log import json_sink
 from supervisor.output import CommandResult, to_json
-from supervisor.system.daemon_lock import ProcessIdentity, identity_of, process_end, read_owner
+from supervisor.system.daemon_lock import ProcessIdentity, identity_of, read_owner
 from supervisor.system.paths import Directories, directories
 
 _READ_BYTES: Final = 4096
@@ -89,9 +89,8 @@ def _can_close(descriptor: int) -> bool:
 
 
 def _watch_process(process: ProcessIdentity, on_gone: OnGone) -> None:
-    with process_end(process) as end:
-        while not end.wait(_WAIT_S):
-            pass
+    while not process.wait(_WAIT_S):
+        pass
     on_gone(f"process {process.pid} has ended")
 
 
@@ -296,13 +295,13 @@ def _lifeline() -> Iterator[int]:
 
 def _wait_until_stopped(where: Directories, until_s: float) -> None:
     """Wait for the end of a stopping daemon; raises DaemonStopping if it takes too long."""
-    with process_end(read_owner(where.state_file)) as end:
-        if not end.wait(max(0.0, until_s - time.monotonic())):
-            raise errors.DaemonStopping(
-                "the daemon of this runtime directory has been stopping for half a minute",
-                hint="another corral stop ends it at once",
-                log=str(where.daemon_log),
-            )
+    owner = read_owner(where.state_file)
+    if owner and not owner.wait(max(0.0, until_s - time.monotonic())):
+        raise errors.DaemonStopping(
+            "the daemon of this runtime directory has been stopping for half a minute",
+            hint="another corral stop ends it at once",
+            log=str(where.daemon_log),
+        )
 
 
 _LISTEN: Final = "127.0.0.1:0"
@@ -399,8 +398,8 @@ class _DesktopHost:
                 for line in event_lines(event):
                     self._write(line)
         if self._has_stopped:
-            with suppress(ProcessLookupError), process_end(identity_of(pid)) as end:
-                end.wait(_EXIT_TIMEOUT_S)
+            with suppress(ProcessLookupError):
+                identity_of(pid).wait(_EXIT_TIMEOUT_S)
         self._write(stopped_line(is_daemon_running=not self._has_stopped))
 
 

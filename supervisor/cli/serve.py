@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import dataclasses
 import json
 import logging
 import os
@@ -322,7 +321,7 @@ def show(scope: units.Scope, config: Path | None, kind: Format | None) -> Comman
 def _facts(scope: units.Scope, config: Path | None) -> units.ServiceFacts:
     where = directories()
     if scope == "system":
-        where = dataclasses.replace(where, config=_SYSTEM_CONFIG)
+        where = where.replace(config=_SYSTEM_CONFIG)
         config = config or _system_settings()
     loaded = choose((), config, where).loaded
     if loaded.path is None:

@@ -23,7 +23,7 @@ from supervisor.daemon.control_client import Client
 from supervisor.daemon.model_commands import follow, resolve_running, unknown_words
 from supervisor.engine.prompts import read
 from supervisor.output import CommandResult, colored, describe, table
-from supervisor.system.daemon_lock import process_end, read_owner
+from supervisor.system.daemon_lock import read_owner
 from supervisor.system.paths import Directories, directories
 
 
@@ -55,17 +55,20 @@ def stop_daemon(where: Directories, *, exit_timeout_s: float = 10.0) -> CommandR
 
     After the last message it exits almost at once.
     """
-    with process_end(read_owner(where.state_file)) as end:
-        stream = Client(where.control_socket).shutdown()
-        next(stream)
-        with suppress(errors.DaemonBusy):  # the daemon exits, perhaps before its last message
-            for _ in stream:
-                pass
-        if not (_is_lock_free(where, exit_timeout_s) and end.wait(exit_timeout_s)):
-            raise errors.DaemonBusy(
-                "the engines stopped, but the daemon's own process still runs or another started",
-                hint="corral status shows which",
-            )
+    owner = read_owner(where.state_file)
+    stream = Client(where.control_socket).shutdown()
+    next(stream)
+    with suppress(errors.DaemonBusy):  # the daemon exits, perhaps before its last message
+        for _ in stream:
+            pass
+    has_exited = _is_lock_free(where, exit_timeout_s) and (
+        owner is None or owner.wait(exit_timeout_s)
+    )
+    if not has_exited:
+        raise errors.DaemonBusy(
+            "the engines stopped, but the daemon's own process still runs or another started",
+            hint="corral status shows which",
+        )
     return CommandResult({"running": False}, "stopped")
 
 

@@ -17,7 +17,7 @@ from supervisor.errors import WorkerFailed
 from supervisor.events import EventStream
 from supervisor.output import CommandResult, size, warn, write
 from supervisor.rpc.address import LOOPBACK, WorkerAddress, check_listen_host, free_port, probe
-from supervisor.rpc.worker import Worker, WorkerOptions, WorkerSnapshot, worker_launch
+from supervisor.rpc.worker import Worker, WorkerOptions, worker_launch
 from supervisor.settings.load import load
 from supervisor.settings.tables import RestartPolicy
 from supervisor.system.paths import Directories, directories
@@ -42,7 +42,7 @@ def worker(options: WorkerOptions, config: Path | None) -> CommandResult:
     host = LOOPBACK if options.host == "localhost" else options.host  # the program takes no names
     options = replace(options, host=host, port=options.port or _free_port(host))
     with private_runtime(where, WORKERS) as runtime:
-        own = replace(where, runtime=runtime)
+        own = where.replace(runtime=runtime)
         _, dropped = worker_launch(engine, str(options.port), options, own)
         for clause in dropped:
             warn(f"{clause}; it is left out")
@@ -82,28 +82,28 @@ async def _serve(
         stopping = group.create_task(stop.wait())
         greeting = group.create_task(_greet(process))
         await asyncio.wait({serving, stopping, greeting}, return_when=asyncio.FIRST_COMPLETED)
-        if greeting.done() and process.snapshot().state == "ready":
+        if greeting.done() and process.state == "ready":
             await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         for task in (serving, stopping, greeting):
             task.cancel()
     if not stop.is_set():
-        raise _failure(process.snapshot())
+        raise _failure(process)
 
 
 async def _greet(process: Worker) -> None:
-    found = await process.wait_settled()
-    if found.state != "ready":
+    await process.wait_settled()
+    if process.state != "ready":
         return
-    offered = ", ".join(size(device.total_mib * 1024**2) for device in found.devices)
+    offered = ", ".join(size(device.total_mib * 1024**2) for device in process.devices)
     write(
-        f"worker ready at {found.address} ({offered or 'in use'}); to use it, in corral.toml:\n"
-        f'  [workers.NAME]\n  address = "{found.address}"'
+        f"worker ready at {process.address} ({offered or 'in use'}); to use it, in corral.toml:\n"
+        f'  [workers.NAME]\n  address = "{process.address}"'
     )
 
 
-def _failure(found: WorkerSnapshot) -> WorkerFailed:
-    log = str(found.log_path) if found.log_path else None
-    if found.cause is None:
+def _failure(process: Worker) -> WorkerFailed:
+    log = str(process.log_path) if process.log_path else None
+    if process.cause is None:
         return WorkerFailed("the worker ended", log=log)
-    text = f"the worker does not run: {found.cause.sentence}"
-    return WorkerFailed(text, found.cause.hint, log)
+    text = f"the worker does not run: {process.cause.sentence}"
+    return WorkerFailed(text, process.cause.hint, log)

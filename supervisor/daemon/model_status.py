@@ -213,10 +213,9 @@ def _worker_status(
         models=models,
     )
     if local:
-        worker = local.snapshot()
-        found.state, found.pid, found.restarts = worker.state, worker.pid, worker.restarts
-        found.reason = worker.cause.sentence if worker.cause else None
-        found.hint = worker.cause.hint if worker.cause else None
+        found.state, found.pid, found.restarts = local.state, local.pid, local.restarts
+        found.reason = local.cause.sentence if local.cause else None
+        found.hint = local.cause.hint if local.cause else None
     return found
 
 

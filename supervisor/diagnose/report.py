@@ -108,7 +108,7 @@ def machine_facts(where: Directories) -> dict[str, Any]:
         "processor": cpu_name(),
         **here,
         "load_average": os.getloadavg(),
-        "directories": {name: _directory(path) for name, path in asdict(where).items()},
+        "directories": {name: _directory(path) for name, path in where.roots.items()},
     }
 
 

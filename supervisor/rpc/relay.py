@@ -16,10 +16,10 @@ import functools
 import socket
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
-from typing import Final, cast
+from typing import Final
 
 from supervisor.rpc.address import WorkerAddress
 from supervisor.rpc.balance import LoadBalancer, ShardMetrics
@@ -96,129 +96,11 @@ class RequestReader:
         return len(part)
 
 
-_CONNECT_TIMEOUT_S: Final = 10.0
-_BUFFER_MAX_BYTES: Final = 1024**2
-_US_PER_S: Final = 1_000_000
-
-OnForward = Callable[[int], None]
-Connect = Callable[[Callable[[], asyncio.Protocol]], Awaitable[None]]
-
-
-class _Side(asyncio.Protocol):
-    """One of two connections; each writes its received data to the other."""
-
-    def __init__(self) -> None:
-        self.transport: asyncio.Transport | None = None
-        self.other: _Side | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass of it
-        self.transport.set_write_buffer_limits(high=_BUFFER_MAX_BYTES)
-
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (as asyncio calls it)
-        self.transport = None
-        if self.other and self.other.transport:
-            self.other.transport.close()
-
-    def pause_writing(self) -> None:
-        if self.other and self.other.transport:
-            self.other.transport.pause_reading()
-
-    def resume_writing(self) -> None:
-        if self.other and self.other.transport:
-            self.other.transport.resume_reading()
-
-    def write(self, chunk: bytes) -> None:
-        if self.transport and not self.transport.is_closing():
-            self.transport.write(chunk)
-
-
-class EngineSide(_Side):
-    """The connection from the engine; reading pauses until the worker has accepted the other one.
-
-    `on_forward` is called with the latency of each pass, in microseconds. The connection adds
-    itself to `is_open` and removes itself.
-    """
-
-    def __init__(self, connect: Connect, on_forward: OnForward, is_open: set[EngineSide]) -> None:
-        super().__init__()
-        self._connect = connect
-        self._on_forward = on_forward
-        self._is_open = is_open
-        self._requests = RequestReader()
-        self._timer = ComputeTimer()
-        self._early: list[bytes] = []  # one or two chunks received before the worker accepted
-        self._connecting: asyncio.Task[None] | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self._is_open.add(self)
-        self._connecting = asyncio.get_running_loop().create_task(self._connect_worker())
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self._is_open.discard(self)
-        if self._connecting:
-            self._connecting.cancel()
-
-    def data_received(self, data: bytes) -> None:
-        # The time before the worker gets the data, as it may take the processor from us until it
-        # has computed. The clock of uvloop counts only whole milliseconds.
-        at_s = time.monotonic()
-        if self.other:
-            self.other.write(data)
-        else:
-            # Pausing in connection_made would have no effect: uvloop begins to read after it.
-            self._early.append(data)
-            if self.transport:
-                self.transport.pause_reading()
-        for _ in range(self._requests.feed(data)):
-            self._timer.note_command(at_s)
-
-    def begin(self, worker: _Side) -> None:
-        self.other = worker
-        worker.write(b"".join(self._early))
-        self._early.clear()
-        if self.transport:
-            self.transport.resume_reading()
-
-    def note_response(self) -> None:
-        """Note that the worker begins or continues a response."""
-        count, each_s = self._timer.note_response(time.monotonic()) or (0, 0.0)
-        for _ in range(count):
-            self._on_forward(round(each_s * _US_PER_S))
-
-    def abort(self) -> None:
-        for side in (self, self.other):
-            if side and side.transport:
-                side.transport.abort()
-
-    async def _connect_worker(self) -> None:
-        try:
-            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-                await self._connect(lambda: _WorkerSide(self))
-        except OSError:  # the engine then reports that its worker is gone
-            self.abort()
-
-
-class _WorkerSide(_Side):
-    def __init__(self, engine: EngineSide) -> None:
-        super().__init__()
-        self._engine = engine
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self.other = self._engine
-        self._engine.begin(self)
-        if self._engine.transport is None and self.transport:  # the engine has disconnected
-            self.transport.close()
-
-    def data_received(self, data: bytes) -> None:
-        self._engine.note_response()
-        self._engine.write(data)
-
-
 _LOOPBACK: Final = "127.0.0.1"
+_CONNECT_TIMEOUT_S: Final = 10.0
+# Larger chunks leave the processor's cache while they are copied.
+_BUFFER_MAX_BYTES: Final = 256 * 1024
+_US_PER_S: Final = 1_000_000
 # A worker serves one connection at a time; a loading engine opens hundreds, one after another.
 _CONNECTIONS_MAX: Final = 64
 
@@ -229,10 +111,10 @@ class Relay:
     `on_forward` is called with the latency of each pass, in microseconds.
     """
 
-    def __init__(self, worker: WorkerAddress, on_forward: OnForward) -> None:
+    def __init__(self, worker: WorkerAddress, on_forward: Callable[[int], None]) -> None:
         self._worker = worker
         self._on_forward = on_forward
-        self._open: set[EngineSide] = set()
+        self._open: set[asyncio.Task[None]] = set()
         self._listener = socket.create_server((_LOOPBACK, 0), backlog=_CONNECTIONS_MAX)
         self.address = replace(worker, host=_LOOPBACK, port=self._listener.getsockname()[1])
 
@@ -243,27 +125,73 @@ class Relay:
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[None]:
         """Serve during the block, and close all connections at its end."""
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(self._protocol, sock=self._listener)
+        server = await asyncio.start_server(
+            self._accept, sock=self._listener, limit=_BUFFER_MAX_BYTES
+        )
         try:
             yield
         finally:
             server.close()
-            for transport in tuple(self._open):
-                transport.abort()
+            for task in self._open:
+                task.cancel()
 
-    def _protocol(self) -> asyncio.Protocol:
-        is_full = len(self._open) >= _CONNECTIONS_MAX
-        return _Refused() if is_full else EngineSide(self._connect, self._on_forward, self._open)
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._open) >= _CONNECTIONS_MAX:
+            writer.close()
+            return
+        task = asyncio.get_running_loop().create_task(self._relay(reader, writer))
+        self._open.add(task)
+        task.add_done_callback(self._open.discard)
 
-    async def _connect(self, make: Callable[[], asyncio.Protocol]) -> None:
-        loop, worker = asyncio.get_running_loop(), self._worker
-        await loop.create_connection(make, worker.host, worker.port)
+    async def _relay(
+        self, from_engine: asyncio.StreamReader, to_engine: asyncio.StreamWriter
+    ) -> None:
+        """Connect to the worker, and pass bytes on until one side closes its connection."""
+        requests, timer = RequestReader(), ComputeTimer()
+
+        def note_request(chunk: bytes) -> None:
+            at_s = time.monotonic()
+            for _ in range(requests.feed(chunk)):
+                timer.note_command(at_s)
+
+        def note_response(_chunk: bytes) -> None:
+            count, each_s = timer.note_response(time.monotonic()) or (0, 0.0)
+            for _ in range(count):
+                self._on_forward(round(each_s * _US_PER_S))
+
+        async with AsyncExitStack() as stack:
+            stack.callback(to_engine.close)
+            try:
+                async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+                    from_worker, to_worker = await asyncio.open_connection(
+                        self._worker.host, self._worker.port, limit=_BUFFER_MAX_BYTES
+                    )
+            except OSError:  # the engine then reports that its worker is gone
+                return
+            stack.callback(to_worker.close)
+            group = await stack.enter_async_context(asyncio.TaskGroup())
+            pumps = [
+                group.create_task(pump(from_engine, to_worker, note_request)),
+                group.create_task(pump(from_worker, to_engine, note_response)),
+            ]
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            for task in pumps:
+                task.cancel()
 
 
-class _Refused(asyncio.Protocol):
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport.close()
+async def pump(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, note: Callable[[bytes], None]
+) -> None:
+    """Pass chunks on until the end of a stream; each is noted first.
+
+    The other side may take the processor from us once it has the chunk, until it has computed.
+    """
+    writer.transport.set_write_buffer_limits(high=_BUFFER_MAX_BYTES)
+    with suppress(ConnectionError):
+        while chunk := await reader.read(_BUFFER_MAX_BYTES):
+            note(chunk)
+            writer.write(chunk)
+            await writer.drain()
 
 
 class ShardRun:

@@ -11,16 +11,15 @@ import asyncio
 import functools
 import os
 import re
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
 from supervisor.builds.discover import Device, Engine
-from supervisor.builds.probe import environment
+from supervisor.builds.probe import run_program
 from supervisor.engine import exit_cause
 from supervisor.engine.backoff import RestartTracker
 from supervisor.engine.child import Exit
@@ -107,18 +106,7 @@ def _command_options(options: WorkerOptions) -> Iterator[tuple[str, str | None]]
 
 
 def _help(path: Path, library_dirs: tuple[Path, ...]) -> str:
-    env: Mapping[str, str] = environment(os.environ, path, library_dirs)
-    try:
-        done = subprocess.run(
-            [path, "--help"],
-            env=dict(env),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-            timeout=_LIMIT_S,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise EngineBroken(f"{path} does not run: {error}") from error
+    done = run_program([str(path), "--help"], library_dirs, _LIMIT_S)
     text = (done.stdout + done.stderr).decode("utf-8", "replace")
     if "--host" not in text or "--port" not in text:
         raise EngineBroken(
@@ -174,22 +162,11 @@ _LINES_TO_JUDGE: Final = 100
 _ACCEPTED: Final = "Accepted client connection"
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerSnapshot:
-    """The state of a worker."""
-
-    address: WorkerAddress
-    state: WorkerState
-    pid: int | None
-    restarts: int
-    # Those at its last answer; none if an engine connected before the first probe.
-    devices: tuple[Device, ...]
-    cause: FailureCause | None  # the cause of its last end; None while it is ready
-    log_path: Path | None
-
-
 class Worker:
     """One `ggml-rpc-server`.
+
+    `devices` are those of its last answer; none if an engine connected before the first probe.
+    `cause` is that of its last end; None while it is ready.
 
     Args:
         make_launch: Returns the launch of a run, in a thread; may raise CorralError.
@@ -208,6 +185,9 @@ class Worker:
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
         self.address = address
+        self.devices: tuple[Device, ...] = ()
+        self.cause: FailureCause | None = None
+        self.log_path: Path | None = None
         self._on_end = on_end
         self._make_launch = make_launch
         self._probe = probe
@@ -217,14 +197,19 @@ class Worker:
         self._runs = 0
         self._ready_at_s: float | None = None
         self._settled = asyncio.Event()
-        self._snapshot = WorkerSnapshot(address, "starting", None, 0, (), None, None)
+        self._state: WorkerState = "starting"
 
-    def snapshot(self) -> WorkerSnapshot:
-        pid = self._run.pid if self._run else None
-        found = replace(self._snapshot, pid=pid, restarts=max(0, self._runs - 1))
-        if found.state == "starting" and self._has_accepted:
-            return replace(found, state="ready", cause=None)
-        return found
+    @property
+    def state(self) -> WorkerState:
+        return "ready" if self._state == "starting" and self._has_accepted else self._state
+
+    @property
+    def pid(self) -> int | None:
+        return self._run.pid if self._run else None
+
+    @property
+    def restarts(self) -> int:
+        return max(0, self._runs - 1)
 
     @property
     def _has_accepted(self) -> bool:
@@ -238,10 +223,9 @@ class Worker:
         last = self._run.last_lines(1) if self._run and self._run.pid else ()
         return last == (_ACCEPTED,)
 
-    async def wait_settled(self) -> WorkerSnapshot:
+    async def wait_settled(self) -> None:
         """Wait until it is ready, or its first start has failed."""
         await self._settled.wait()
-        return self.snapshot()
 
     async def serve(self) -> None:
         """Run it until cancelled, then kill it; return if a restart is useless."""
@@ -250,7 +234,7 @@ class Worker:
             if not self._note_end(end, cause):
                 return
             await asyncio.sleep(self._tracker.delay_s)
-            self._snapshot = replace(self._snapshot, state="starting")
+            self._state = "starting"
 
     async def _run_once(self) -> tuple[Exit | None, FailureCause]:
         self._runs, self._ready_at_s = self._runs + 1, None
@@ -263,8 +247,7 @@ class Worker:
         except CorralError as error:
             return None, exit_cause.not_launchable(error)
         run = ProcessRun(self._runs, launch, clock=time.monotonic, on_progress=lambda _: None)
-        self._run = run
-        self._snapshot = replace(self._snapshot, log_path=launch.log_path)
+        self._run, self.log_path = run, launch.log_path
         return await self._watch(run)
 
     async def _watch(self, run: ProcessRun) -> tuple[Exit | None, FailureCause]:
@@ -304,9 +287,9 @@ class Worker:
 
     def _note_ready(self, pid: int, devices: tuple[Device, ...]) -> None:
         self._ready_at_s = time.monotonic()
-        devices = devices or self._snapshot.devices
-        self._snapshot = replace(self._snapshot, state="ready", devices=devices, cause=None)
-        offered = ", ".join(f"{device.name} {device.total_mib} MiB" for device in devices) or None
+        self._state, self.cause, self.devices = "ready", None, devices or self.devices
+        shown = (f"{device.name} {device.total_mib} MiB" for device in self.devices)
+        offered = ", ".join(shown) or None
         self._emit("worker.ready", address=str(self.address), pid=pid, devices=offered)
         self._settled.set()
 
@@ -323,10 +306,9 @@ class Worker:
             reason=cause.sentence,
             retry_in_s=None if cause.permanent else round(self._tracker.delay_s, 3),
         )
-        state: WorkerState = "failed" if cause.permanent else "backoff"
-        self._snapshot = replace(self._snapshot, state=state, cause=cause)
+        self._state, self.cause = "failed" if cause.permanent else "backoff", cause
         if cause.permanent:
-            log = str(self._snapshot.log_path) if self._snapshot.log_path else None
+            log = str(self.log_path) if self.log_path else None
             self._emit("worker.failed", reason=cause.sentence, hint=cause.hint, log=log)
         self._settled.set()
         self._on_end()

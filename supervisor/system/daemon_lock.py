@@ -30,6 +30,8 @@ from supervisor.system.paths import Directories, make_private
 
 # psutil derives creation times from clock ticks and the boot time, both exact to 10 ms.
 _SAME_PROCESS_S: Final = 0.05
+# Between two checks, on a system without pidfds.
+_POLL_INTERVAL_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,26 @@ class ProcessIdentity:
         except psutil.Error:
             return False
 
+    def wait(self, limit_s: float) -> bool:
+        """Return whether the process, which is not our child, exits within the limit."""
+        pidfd, until_s = None, time.monotonic() + limit_s
+        with suppress(OSError):
+            pidfd = _open_pidfd(self.pid)
+        try:
+            # Only now, because the descriptor could belong to a later process.
+            while self.is_alive():
+                left_s = until_s - time.monotonic()
+                if left_s <= 0:
+                    return False
+                if pidfd is None:
+                    time.sleep(min(left_s, _POLL_INTERVAL_S))
+                else:
+                    select.select([pidfd], [], [], left_s)
+            return True
+        finally:
+            if pidfd is not None:
+                os.close(pidfd)
+
 
 def identity_of(pid: int) -> ProcessIdentity:
     """Identify a process; raises ProcessLookupError if there is none."""
@@ -53,31 +75,6 @@ def identity_of(pid: int) -> ProcessIdentity:
         return ProcessIdentity(pid, psutil.Process(pid).create_time())
     except psutil.NoSuchProcess as error:
         raise ProcessLookupError(pid) from error
-
-
-# Between two checks, on a system without pidfds.
-_POLL_INTERVAL_S: Final = 0.02
-
-
-class ProcessEnd:
-    """The exit of one process, not of a later process with the same pid."""
-
-    def __init__(self, owner: ProcessIdentity | None, pidfd: int | None) -> None:
-        self._owner = owner
-        self._pidfd = pidfd
-
-    def wait(self, limit_s: float) -> bool:
-        """Return whether the process exits within the limit."""
-        if self._pidfd is not None:
-            poll = select.poll()
-            poll.register(self._pidfd, select.POLLIN)
-            return bool(poll.poll(limit_s * 1000))
-        until_s = time.monotonic() + limit_s
-        while self._owner and self._owner.is_alive():
-            if time.monotonic() > until_s:
-                return False
-            time.sleep(_POLL_INTERVAL_S)
-        return True
 
 
 class ChildExit:
@@ -139,22 +136,6 @@ async def wait_readable(fd: int) -> None:
         await ready.wait()
     finally:
         loop.remove_reader(fd)
-
-
-@contextmanager
-def process_end(owner: ProcessIdentity | None) -> Iterator[ProcessEnd]:
-    """Yield the exit of a process, to wait for within the block."""
-    pidfd = None
-    if owner is not None and owner.is_alive():
-        with suppress(OSError):
-            pidfd = _open_pidfd(owner.pid)
-    try:
-        # Checked again, because the descriptor could belong to a later process.
-        is_there = owner is not None and owner.is_alive()
-        yield ProcessEnd(owner, pidfd) if is_there else ProcessEnd(None, None)
-    finally:
-        if pidfd is not None:
-            os.close(pidfd)
 
 
 def _open_pidfd(pid: int) -> int | None:

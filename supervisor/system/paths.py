@@ -7,7 +7,6 @@ import hashlib
 import os
 import stat
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote, unquote
@@ -61,70 +60,40 @@ def name_of_file(found: str) -> str:
     return unquote(found, errors="surrogatepass")
 
 
-@dataclass(frozen=True, slots=True)
 class Directories:
-    config: Path  # corral.toml, profiles/ and profiles.d/
-    # models, engines, learned prompts, slots, figures of requests, batches, layers of workers
-    data: Path
-    cache: Path  # engines' help, GGUF metadata, CPU libraries
-    log: Path  # logs of the instances and of the daemon
-    runtime: Path  # lock, state file and sockets of one daemon; mode 0700
+    """The directories of one daemon, and the files in them.
 
-    @property
-    def control_socket(self) -> Path:
-        return self.runtime / "control.sock"
+    Args:
+        config: Has corral.toml, profiles/ and profiles.d/.
+        data: Has models, engines, learned prompts, slots, figures of requests, batches, and layers
+            of workers.
+        cache: Has engines' help, GGUF metadata, CPU libraries.
+        log: Has the logs of the instances and of the daemon.
+        runtime: Has the lock, state file and sockets of one daemon; mode 0700.
+    """
 
-    @property
-    def state_file(self) -> Path:
-        return self.runtime / "daemon.json"
+    def __init__(self, config: Path, data: Path, cache: Path, log: Path, runtime: Path) -> None:
+        self.config, self.data, self.cache = config, data, cache
+        self.log, self.runtime = log, runtime
+        self.roots = {"config": config, "data": data, "cache": cache}
+        self.roots |= {"log": log, "runtime": runtime}
+        self.control_socket = runtime / "control.sock"
+        self.state_file = runtime / "daemon.json"
+        self.desktop_key = runtime / "desktop.key"
+        self.lock_file = runtime / "daemon.lock"
+        self.profiles = (config / "profiles", shipped_directory("profiles"))
+        self.tuned_profiles = config / "profiles.d"
+        self.models = data / "models"
+        self.engines = data / "engines"
+        self.prompts = data / "prompts"
+        self.jobs = data / "jobs"
+        self.trials = data / "trials"
+        self.canaries = data / "canaries"
+        self.layer_shares = data / "layers"
+        self.daemon_log = log / "daemon.log"
 
-    @property
-    def desktop_key(self) -> Path:
-        return self.runtime / "desktop.key"
-
-    @property
-    def lock_file(self) -> Path:
-        return self.runtime / "daemon.lock"
-
-    @property
-    def profiles(self) -> tuple[Path, ...]:
-        return (self.config / "profiles", shipped_directory("profiles"))
-
-    @property
-    def tuned_profiles(self) -> Path:
-        return self.config / "profiles.d"
-
-    @property
-    def models(self) -> Path:
-        return self.data / "models"
-
-    @property
-    def engines(self) -> Path:
-        return self.data / "engines"
-
-    @property
-    def prompts(self) -> Path:
-        return self.data / "prompts"
-
-    @property
-    def jobs(self) -> Path:
-        return self.data / "jobs"
-
-    @property
-    def trials(self) -> Path:
-        return self.data / "trials"
-
-    @property
-    def canaries(self) -> Path:
-        return self.data / "canaries"
-
-    @property
-    def layer_shares(self) -> Path:
-        return self.data / "layers"
-
-    @property
-    def daemon_log(self) -> Path:
-        return self.log / "daemon.log"
+    def replace(self, **roots: Path) -> Directories:
+        return Directories(**{**self.roots, **roots})
 
     def engine_socket(self, instance: str) -> Path | None:
         """Return the socket path of an instance; None if it would be too long."""

@@ -66,12 +66,13 @@ class Served:
 async def test_a_worker_serves_and_ends_with_its_supervisor(engine: Engine, tmp_path: Path) -> None:
     served = Served(engine, tmp_path)
     async with served.up() as worker:
-        found = await worker.wait_settled()
-        assert found.state == "ready"
-        assert found.pid
-        assert sum(device.total_mib for device in found.devices) > 0
+        await worker.wait_settled()
+        assert worker.state == "ready"
+        pid = worker.pid
+        assert pid
+        assert sum(device.total_mib for device in worker.devices) > 0
         assert not worker.is_used
-    assert is_gone(found.pid)
+    assert is_gone(pid)
     (ready,) = served.emitted("worker.ready")
     assert ready["address"] == str(served.address)
 
@@ -81,13 +82,13 @@ async def test_a_killed_worker_comes_back_at_the_same_address(
 ) -> None:
     served = Served(engine, tmp_path)
     async with served.up() as worker:
-        first = (await worker.wait_settled()).pid
+        await worker.wait_settled()
+        first = worker.pid
         assert first
         os.kill(first, signal.SIGKILL)
         await served.until(lambda: len(served.emitted("worker.ready")) == 2)
-        found = worker.snapshot()
-        assert (found.state, found.restarts) == ("ready", 1)
-        assert found.pid != first
+        assert (worker.state, worker.restarts) == ("ready", 1)
+        assert worker.pid != first
     (ended,) = served.emitted("worker.exited")
     assert ended["signal"] == signal.SIGKILL
     assert "SIGKILL" in ended["reason"]
@@ -106,8 +107,8 @@ async def test_a_worker_that_an_engine_uses_is_ready_although_our_question_waits
     try:
         async with served.up() as worker:
             await served.until(lambda: _is_connected(served.address))
-            await served.until(lambda: worker.snapshot().state == "ready")
-            pid = worker.snapshot().pid
+            await served.until(lambda: worker.state == "ready")
+            pid = worker.pid
             assert pid
             os.kill(pid, signal.SIGKILL)
             await served.until(lambda: served.ends)  # the engine is told that its worker has ended
@@ -130,7 +131,8 @@ async def test_a_client_that_leaves_before_its_answer_does_not_kill_it(
 ) -> None:
     served = Served(engine, tmp_path)
     async with served.up() as worker:
-        pid = (await worker.wait_settled()).pid
+        await worker.wait_settled()
+        pid = worker.pid
         hello = bytes([14]) + (24).to_bytes(8, "little") + bytes(24)
         where = ("127.0.0.1", served.address.port)
         for _ in range(3):
@@ -139,17 +141,17 @@ async def test_a_client_that_leaves_before_its_answer_does_not_kill_it(
                 with socket.create_connection(where) as early:
                     early.sendall(hello)
             await served.until(lambda: not worker.is_used)
-        assert worker.snapshot().pid == pid
+        assert worker.pid == pid
         assert not served.emitted("worker.exited")
 
 
 async def test_a_device_that_is_not_there_fails_for_good(engine: Engine, tmp_path: Path) -> None:
     served = Served(engine, tmp_path, device="nope")
     async with served.up() as worker:
-        found = await worker.wait_settled()
-    assert found.state == "failed"
-    assert found.cause
-    assert found.cause.sentence == "there is no device nope here"
+        await worker.wait_settled()
+    assert worker.state == "failed"
+    assert worker.cause
+    assert worker.cause.sentence == "there is no device nope here"
     (failed,) = served.emitted("worker.failed")
     assert failed["log"]
 
@@ -158,9 +160,9 @@ async def test_a_taken_port_is_tried_again(engine: Engine, tmp_path: Path) -> No
     served = Served(engine, tmp_path)
     with socket.create_server(("127.0.0.1", served.address.port)):
         async with served.up() as worker:
-            found = await worker.wait_settled()
-            assert found.state in {"backoff", "starting"}
-            assert found.cause
-            assert f"cannot listen on {served.address}" in found.cause.sentence
+            await worker.wait_settled()
+            assert worker.state in {"backoff", "starting"}
+            assert worker.cause
+            assert f"cannot listen on {served.address}" in worker.cause.sentence
     async with served.up() as worker:
-        await served.until(lambda: worker.snapshot().state == "ready")
+        await served.until(lambda: worker.state == "ready")
