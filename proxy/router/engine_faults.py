@@ -7,12 +7,12 @@ import math
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import orjson
 from xxhash import xxh3_128_digest
 
-from proxy.common.background_tasks import persist
 from proxy.errors import (
     CrashesEngine,
     ProxyError,
@@ -23,7 +23,7 @@ from proxy.errors import (
 )
 from proxy.request.request import ProxyRequest
 from proxy.router.lease import Clock, Lease, RoutingTarget
-from proxy.router.registry import Instances
+from proxy.router.registry import Instances, InstanceTasks
 from proxy.settings import ProxySettings
 from proxy.upstream.client import fetch, get_request
 from proxy.upstream.engine_state import SlotState
@@ -143,38 +143,31 @@ class FirstByteMonitor:
     """
 
     def __init__(
-        self, instances: Instances, responds: Responds, changed: Callable[[str], None]
+        self,
+        instances: Instances,
+        responds: Responds,
+        changed: Callable[[str], None],
+        tasks: InstanceTasks,
     ) -> None:
         self._instances = instances
         self._responds = responds
         self._changed = changed
-        self._group: asyncio.TaskGroup | None = None
+        self._tasks = tasks
         self._waiting: dict[Lease, float] = {}  # with the time of its check, the earliest first
         # One for all leases: a timer costs microseconds.
         self._timer: asyncio.TimerHandle | None = None
-        self._queried: set[RoutingTarget] = set()
-
-    async def serve(self) -> None:
-        try:
-            async with asyncio.TaskGroup() as self._group:
-                await asyncio.Event().wait()  # as long as the proxy runs
-        finally:
-            self._group = None
-            self._queried.clear()
 
     def watch(self, lease: Lease) -> None:
         """Watch a request until `forget`; a node watches its own requests."""
-        if self._group is not None and lease.upstream.node is None:
-            self._add(lease)
-
-    def forget(self, lease: Lease) -> None:
-        self._waiting.pop(lease, None)
-
-    def _add(self, lease: Lease) -> None:
+        if not self._tasks.are_running or lease.upstream.node:
+            return
         loop = asyncio.get_running_loop()
         self._waiting[lease] = loop.time() + FIRST_BYTE_S
         if self._timer is None:
             self._timer = loop.call_later(FIRST_BYTE_S, self._check_due)
+
+    def forget(self, lease: Lease) -> None:
+        self._waiting.pop(lease, None)
 
     def _check_due(self) -> None:
         loop = asyncio.get_running_loop()
@@ -188,20 +181,11 @@ class FirstByteMonitor:
             self._timer = loop.call_at(first_at_s, self._check_due)
         for lease in due:
             if not lease.progress.has_header:
-                self._suspect(lease)
+                self.watch(lease)
+                if self._other_instances(lease.instance):
+                    self._tasks.wake("first_byte", lease.instance, self._examine)
 
-    def _suspect(self, lease: Lease) -> None:
-        self._add(lease)
-        instance = lease.instance
-        if (
-            self._group is not None
-            and instance not in self._queried
-            and self._other_instances(instance)
-        ):
-            self._queried.add(instance)
-            self._group.create_task(self._examine(instance))
-
-    async def _examine(self, instance: RoutingTarget) -> None:
+    async def _examine(self, instance: RoutingTarget, _: asyncio.Event) -> None:
         """Query an instance until it responds; it gets no requests meanwhile."""
         try:
             while await self._is_gone(instance) and instance.in_service:
@@ -211,7 +195,6 @@ class FirstByteMonitor:
                 self._move(instance)
                 await asyncio.sleep(FIRST_BYTE_S)
         finally:
-            self._queried.discard(instance)
             if instance.is_silent:
                 self._instances.set_silent(instance, is_silent=False)
                 self._changed(instance.upstream.model)
@@ -296,60 +279,40 @@ class SlotReleaser:
         clock: Clock,
         cancel_timeout_s: float,
         overdue: Callable[[Lease], None],
+        tasks: InstanceTasks,
     ) -> None:
         self._list_slots = list_slots
         self._clock = clock
         self._cancel_timeout_s = cancel_timeout_s
         self._overdue = overdue
-        self._group: asyncio.TaskGroup | None = None
-        self._watched: dict[RoutingTarget, asyncio.Event] = {}
-
-    async def run(self) -> None:
-        try:
-            async with asyncio.TaskGroup() as self._group:
-                await asyncio.Event().wait()  # as long as the proxy runs
-        finally:
-            self._group = None
-            self._watched.clear()
+        self._tasks = tasks
 
     def release_when_idle(self, lease: Lease, free: Free) -> None:
         """Free the slot of a request that is over, once the slot is idle.
 
-        At once if `run` is not running, and on another machine, whose own proxy counts its slots.
+        At once if no tasks run, and on another machine, whose own proxy counts its slots.
         """
-        if self._group is None or not lease.instance.in_service or lease.upstream.node:
+        instance = lease.instance
+        if not self._tasks.are_running or not instance.in_service or lease.upstream.node:
             free(lease, ())
             return
         lease.end()
-        if lease.instance in self._watched:
-            self._watched[lease.instance].set()
-            return
-        self._watched[lease.instance] = asyncio.Event()
-        self._group.create_task(self._tend(lease.instance, free))
+        self._tasks.wake("slots", instance, partial(self._free_when_idle, free))
 
-    async def _tend(self, instance: RoutingTarget, free: Free) -> None:
-        try:
-            await persist("slots", lambda: self._free_when_idle(instance, free))
-        finally:
-            self._watched.pop(instance, None)
-
-    async def _free_when_idle(self, instance: RoutingTarget, free: Free) -> None:
+    async def _free_when_idle(
+        self, free: Free, instance: RoutingTarget, ended: asyncio.Event
+    ) -> None:
+        """Free slots as they become idle; `ended` is set when another request ended."""
         pause_s = _FIRST_PAUSE_S
         while instance.ending:
-            is_fresh = await self._pause(instance, pause_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await ended.wait()
+            is_fresh = ended.is_set()  # its slot may be idle soon
+            ended.clear()
             pause_s = _FIRST_PAUSE_S if is_fresh else min(2 * pause_s, _LAST_PAUSE_S)
             if not is_fresh:
                 self._free_idle(instance, *await self._read(instance.upstream), free)
-
-    async def _pause(self, instance: RoutingTarget, pause_s: float) -> bool:
-        """Wait; return whether another request ended meanwhile: its slot may be idle soon."""
-        another = self._watched[instance]
-        with suppress(TimeoutError):
-            async with asyncio.timeout(pause_s):
-                await another.wait()
-        is_fresh = another.is_set()
-        another.clear()
-        return is_fresh
 
     async def _read(self, upstream: Upstream) -> tuple[int, list[int]]:
         """Return how many slots are busy, and the tokens in each idle one."""

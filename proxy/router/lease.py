@@ -239,7 +239,8 @@ class RoutingTarget:
         self.changed.add(self)
 
     def can_take(self, request: ProxyRequest) -> bool:
-        return self.may_take(request) and self.free >= self.slots_needed(request)
+        slots = self.upstream.slots
+        return slots - len(self.leases) >= min(request.slots, slots) and self.may_take(request)
 
     @property
     def free(self) -> int:

@@ -90,8 +90,14 @@ class ModelQueue:
 
     # Waiting.
 
+    def lease_now(self, queued: QueuedRequest) -> Lease | None:
+        """Lease a slot to a request that need not wait."""
+        if queued.request.kind.takes_slot and not (self.is_paused or self._queue.count):
+            self._assignment.assign((queued,))
+        return queued.lease
+
     async def acquire(self, queued: QueuedRequest, load: Load | None) -> Lease:
-        """Lease a slot of an instance, after a wait in the queue if none is free.
+        """Lease a slot of an instance after a wait in the queue.
 
         Raises:
             QueueFull: Too many requests wait already.
@@ -99,10 +105,6 @@ class ModelQueue:
             ModelLoading: No instance was ready in time.
             Unavailable: No instance is or will be ready; or the errors of `load`.
         """
-        if not (self.is_paused or len(self._queue)):
-            self._assignment.assign((queued,))
-            if queued.lease:
-                return queued.lease
         try:
             self._join(queued)
             if queued.lease is None:
@@ -190,7 +192,7 @@ class ModelQueue:
     @property
     def held_back(self) -> int:
         """The number of requests that wait for another prompt although a slot is free."""
-        return len(self._queue) if self._assignment.is_beside_free_slot() else 0
+        return self._queue.count if self._assignment.is_beside_free_slot() else 0
 
     @property
     def retry_after_s(self) -> int:
@@ -210,7 +212,7 @@ class ModelQueue:
     @property
     def _expected_wait_s(self) -> float:
         slots = self._instances.of_model(self.model).slots
-        return self._assignment.times.wait_s(len(self._queue), slots)
+        return self._assignment.times.wait_s(self._queue.count, slots)
 
     # Instances.
 
@@ -252,7 +254,8 @@ class ModelQueue:
             if not (lease.upstream.node or lease.request.is_background):
                 self.ended_at_s = self._clock()
             self._assignment.note_ended(lease.request)
-            self.assign_slots()
+            if self._queue.count:
+                self.assign_slots()
             if not next(self._client_leases(), None):
                 self._on_idle()
 
@@ -260,7 +263,7 @@ class ModelQueue:
         instances = self._instances.in_service(self.model)
         slot_maps = (self._prefix_index.slot_maps[instance.upstream.name] for instance in instances)
         return ModelDemand(
-            waiting=len(self._queue),
+            waiting=self._queue.count,
             working=sum(1 for _ in self._client_leases()),
             idle_since_s=self.ended_at_s,
             cached_tokens=sum(slot_map.tokens for slot_map in slot_maps),
@@ -289,7 +292,7 @@ class ModelQueue:
         if self._recheck:
             self._recheck.cancel()
             self._recheck = None
-        while len(self._queue) and not self.is_paused:
+        while self._queue.count and not self.is_paused:
             entries = self._assignment.order(self._queue.order(self._clock()))
             queued = self._assignment.assign(entries)
             if queued is None or queued.lease is None:

@@ -103,14 +103,12 @@ class RequestQueue:
     def __init__(self, model: str, settings: ProxySettings) -> None:
         self.model = model
         self.settings = settings
+        self.count = 0  # The number of waiting requests.
         self._priorities: dict[Priority, _PriorityQueue] = {
             "interactive": _PriorityQueue(),
             "batch": _PriorityQueue(),
         }
         self._turns = 0
-
-    def __len__(self) -> int:
-        return self.waiting("interactive") + self.waiting("batch")
 
     def waiting(self, priority: Priority) -> int:
         return len(self._priorities[priority].entries)
@@ -131,13 +129,18 @@ class RequestQueue:
 
     def join(self, entry: QueuedRequest) -> None:
         """Add an entry; an entry that was removed before returns to its place."""
+        self.count += 1
         self._priorities[entry.request.priority].join(entry)
 
     def leave(self, entry: QueuedRequest) -> None:
-        self._priorities[entry.request.priority].leave(entry)
+        queue = self._priorities[entry.request.priority]
+        if entry in queue.entries:
+            self.count -= 1
+            queue.leave(entry)
 
     def take(self, entry: QueuedRequest) -> None:
         """Serve an entry; it need not be the first."""
+        self.count -= 1
         self._priorities[entry.request.priority].take(entry)
         is_put_off = entry.request.priority == "interactive" and self.waiting("batch")
         self._turns = self._turns + 1 if is_put_off else 0
@@ -194,8 +197,6 @@ class _PriorityQueue:
         return max(self._time, self._next.get(client, 0.0)), self._count + 1
 
     def leave(self, entry: QueuedRequest) -> None:
-        if entry not in self.entries:
-            return
         self.entries.remove(entry)
         if self._next.get(entry.request.client) == entry.tag + 1:
             self._next[entry.request.client] = entry.tag
@@ -345,7 +346,8 @@ class SlotAssignment:
                 continue
             # For each decision, because the caches change while a request waits.
             hint = self._prefix_index.look_up(queued.request.prompt, queued.session)
-            held = self._held_instances(queued, of_model, left, hint, now_s)
+            may_hold = of_model.with_files or of_model.pure
+            held = self._held_instances(queued, of_model, left, hint, now_s) if may_hold else left
             if len(instances) == 1 and candidates is None and instances[0].can_take(queued.request):
                 if not held:  # most models have one instance
                     self._lease(queued, instances[0], hint, now_s)
@@ -372,7 +374,7 @@ class SlotAssignment:
         owner, again_in_s = queued.awaited, queued.looks_again_at_s - now_s
         if owner is None or again_in_s <= 0:
             return None
-        if len(self._queue) <= _FEW_WAIT and len(of_model.answering) <= _FEW_INSTANCES:
+        if self._queue.count <= _FEW_WAIT and len(of_model.answering) <= _FEW_INSTANCES:
             return None
         if owner.has_free_slot or owner.is_silent or not owner.in_service:
             return None
@@ -408,11 +410,11 @@ class SlotAssignment:
 
         It must leave them, another prompt comes first, or they compute its beginning.
         """
-        prompt, alike, pure = queued.request.prompt, of_model.with_files, of_model.pure
-        if prompt is None or not (alike or pure) or self._queue.is_full(queued.request.priority):
+        prompt, pure = queued.request.prompt, of_model.pure
+        if prompt is None or self._queue.is_full(queued.request.priority):
             return left
         held = dict(left)
-        for instance in alike:
+        for instance in of_model.with_files:
             if instance.leases and (wait_s := self._alike_wait_s(instance, prompt, now_s)) > 0:
                 held[instance.upstream.name] = wait_s
         for instance in pure and [busy for busy in pure if busy in of_model.answering]:

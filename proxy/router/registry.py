@@ -6,12 +6,15 @@ few of them. Sets are updated incrementally: only instances that changed since t
 
 from __future__ import annotations
 
+import asyncio
 import math
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
+from proxy.common.background_tasks import persist
 from proxy.router.lease import Clock, RoutingTarget
 from proxy.router.policy import Weight, weights_of
 from proxy.upstream.upstream import Rates, Upstream
@@ -332,3 +335,43 @@ class Instances:
 
     def forget(self, name: str) -> None:
         self._rates.pop(name, None)
+
+
+# Gets the instance, and an event that is set whenever the work is wanted again.
+InstanceWork = Callable[[RoutingTarget, asyncio.Event], Awaitable[None]]
+
+
+class InstanceTasks:
+    """Background tasks for instances, at most one of a kind for each, while `run` runs."""
+
+    def __init__(self) -> None:
+        self._group: asyncio.TaskGroup | None = None
+        self._wanted: dict[tuple[str, RoutingTarget], asyncio.Event] = {}
+
+    @property
+    def are_running(self) -> bool:
+        return self._group is not None
+
+    async def run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as self._group:
+                await asyncio.Event().wait()  # as long as the proxy runs
+        finally:
+            self._group = None
+            self._wanted.clear()
+
+    def wake(self, kind: str, instance: RoutingTarget, work: InstanceWork) -> None:
+        """Start work, or set the event of the one that runs already; nothing without `run`."""
+        if event := self._wanted.get((kind, instance)):
+            event.set()
+        elif self._group:
+            event = self._wanted[kind, instance] = asyncio.Event()
+            self._group.create_task(self._tend(kind, instance, partial(work, instance, event)))
+
+    async def _tend(
+        self, kind: str, instance: RoutingTarget, work: Callable[[], Awaitable[None]]
+    ) -> None:
+        try:
+            await persist(kind, work)
+        finally:
+            self._wanted.pop((kind, instance), None)

@@ -11,7 +11,6 @@ ends when a client needs the instance, because an engine computes two prompts on
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -57,10 +56,10 @@ from proxy.router.lease import (
     slot_use,
 )
 from proxy.router.measures import ModelMeasures
-from proxy.router.model_queue import Load, ModelDemand, ModelQueues
+from proxy.router.model_queue import Load, ModelDemand, ModelQueue, ModelQueues
 from proxy.router.policy import EQUAL
-from proxy.router.queue import queue_entry
-from proxy.router.registry import Instances
+from proxy.router.queue import QueuedRequest, queue_entry
+from proxy.router.registry import Instances, InstanceTasks
 from proxy.router.slot_saver import SlotSaver, SlotWriter
 from proxy.router.slots import CacheContents, CacheFindings, CacheUse, SlotSelector, cache_contents
 from proxy.router.workload import WorkReader
@@ -122,17 +121,19 @@ class Router:
         self.storage = CountedStorage()  # The storage of slot files, with counts of its operations.
         if list_slots is None:
             list_slots = partial(get_slots, settings=settings)
+        self._tasks = InstanceTasks()
         self._crash_suspects = CrashSuspects(clock, settings.crash_memory_s)
         self._slot_releaser = SlotReleaser(
-            list_slots, clock, settings.cancel_timeout_s, self._report_overdue
+            list_slots, clock, settings.cancel_timeout_s, self._report_overdue, self._tasks
         )
+        responds = responds or answers_health(settings)
         self._first_byte_monitor = FirstByteMonitor(
-            self.registry, responds or answers_health(settings), self.queues.assign_slots
+            self.registry, responds, self.queues.assign_slots, self._tasks
         )
         self._saver = SlotSaver(self.cache, settings, self.storage, clock)
         # The number of conversations that were not saved, by model and reason.
         self.saves_skipped: Mapping[tuple[str, NoFile], int] = self._saver.skipped
-        self._slot_writer = SlotWriter(self.cache, self._saver, list_slots, clock)
+        self._slot_writer = SlotWriter(self.cache, self._saver, list_slots, clock, self._tasks)
         self._slot_selector = SlotSelector(self.cache, self.registry, settings, self._saver)
         self._cache_findings = CacheFindings(self.cache, clock)
 
@@ -304,10 +305,7 @@ class Router:
 
     async def run(self) -> None:
         """Free slots of aborted requests, save idle slots, and watch for silent instances."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._slot_writer.run())
-            group.create_task(self._first_byte_monitor.serve())
-            await self._slot_releaser.run()
+        await self._tasks.run()
 
     def charge(self, use: SlotUse) -> None:
         """Report tokens that were computed for a client without a lease of its own."""
@@ -372,7 +370,11 @@ class Router:
             UpstreamKilled: Replaces the error that a SIGKILL from outside caused in it.
         """
         self._crash_suspects.check(request)
-        lease = await self._acquire(request, avoid, load)
+        queue = self.queues.queue_of(request.model)
+        queued = queue_entry(request, avoid, self._clock())
+        lease = queue.lease_now(queued) or await self._acquire(queue, queued, load)
+        if lease.is_taken:
+            self.signals.slots_taken(lease, lease.upstream, len(lease.slots))
         try:
             self._crash_suspects.check(request)  # an equal request may have crashed meanwhile
             with lease:
@@ -452,10 +454,9 @@ class Router:
             if prompt and lease.slot:
                 self._record_slot(lease, lease.slot, prompt, timings)
 
-    async def _acquire(
-        self, request: ProxyRequest, avoid: Collection[str], load: Load | None
-    ) -> Lease:
-        queue = self.queues.queue_of(request.model)
+    async def _acquire(self, queue: ModelQueue, queued: QueuedRequest, load: Load | None) -> Lease:
+        """Return the lease of a request that may have to wait, or takes no slot."""
+        request, avoid = queued.request, queued.avoid
         if not request.may_load:
             load = None
             if not queue.serves(request):
@@ -464,15 +465,10 @@ class Router:
                     f"completion request, or run `corral load {request.model}`"
                 )
         if request.kind.takes_slot:
-            lease = await queue.acquire(queue_entry(request, avoid, self._clock()), load)
-            self.signals.slots_taken(lease, lease.upstream, len(lease.slots))
-            return lease
+            return await queue.acquire(queued, load)
         await queue.ensure_serving(request, load)
-        instances = [
-            instance
-            for instance in self.registry.of_model(request.model).answering
-            if instance.may_take(request)
-        ]
+        answering = self.registry.of_model(request.model).answering
+        instances = [instance for instance in answering if instance.may_take(request)]
         fresh = [instance for instance in instances if instance.upstream.name not in avoid]
         chosen = min(
             fresh or instances,

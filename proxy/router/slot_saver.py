@@ -32,11 +32,11 @@ from proxy.cache.save_policy import (
     pays_to_restore,
 )
 from proxy.cache.slot_map import Slot, SlotMap
-from proxy.common.background_tasks import persist
 from proxy.errors import UpstreamTimeout
 from proxy.observe.cache_finding import NoFile
 from proxy.router.engine_faults import ListSlots
 from proxy.router.lease import Clock, Lease, RoutingTarget
+from proxy.router.registry import InstanceTasks
 from proxy.settings import ProxySettings
 from proxy.upstream.upstream import Timings, Upstream
 
@@ -222,69 +222,62 @@ _Worth = Sequence[tuple[Slot, SaveCase]]
 class _Work:
     """The state of saving one instance's slots."""
 
-    # Set when a request of the instance ends.
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-    ended_at_s: float = 0.0
+    ended_at_s: float = 0.0  # When a request of the instance ended last.
     listed_at_s: float = -math.inf  # When its slots were listed last.
     # Slots whose save failed, each with its `freed` count at that time.
     failed: dict[Slot, int] = field(default_factory=dict)
 
 
 class SlotWriter:
-    """Saves idle slots of all instances while `run` runs."""
+    """Saves idle slots of all instances while `tasks` run."""
 
     def __init__(
-        self, prefix_index: PrefixIndex, saver: SlotSaver, list_slots: ListSlots, clock: Clock
+        self,
+        prefix_index: PrefixIndex,
+        saver: SlotSaver,
+        list_slots: ListSlots,
+        clock: Clock,
+        tasks: InstanceTasks,
     ) -> None:
         self._prefix_index = prefix_index
         self._saver = saver
         self._list_slots = list_slots
         self._clock = clock
-        self._group: asyncio.TaskGroup | None = None
+        self._tasks = tasks
         self._works: dict[RoutingTarget, _Work] = {}
 
-    async def run(self) -> None:
-        try:
-            async with asyncio.TaskGroup() as self._group:
-                await asyncio.Event().wait()  # as long as the proxy runs
-        finally:
-            self._group = None
-            self._works.clear()
-
     def note_end(self, instance: RoutingTarget) -> None:
-        if self._group is None:
+        if not self._tasks.are_running:
             return
         work = self._works.get(instance)
         if work is None:
             work = self._works[instance] = _Work()
-            self._group.create_task(self._tend(instance, work))
         work.ended_at_s = self._clock()
-        work.ended.set()
         if not instance.leases:
             work.failed.clear()
+        self._tasks.wake("slot_writer", instance, self._write)
 
-    async def _tend(self, instance: RoutingTarget, work: _Work) -> None:
-        try:
-            await persist("slot_writer", lambda: self._write(instance, work))
-        finally:
-            self._works.pop(instance, None)
-
-    async def _write(self, instance: RoutingTarget, work: _Work) -> None:
+    async def _write(self, instance: RoutingTarget, ended: asyncio.Event) -> None:
         """Save slots until the instance is idle and no further save pays."""
-        slot_maps, name = self._prefix_index.slot_maps, instance.upstream.name
+        slot_maps, name, work = (
+            self._prefix_index.slot_maps,
+            instance.upstream.name,
+            self._works[instance],
+        )
         while instance.in_service and (slot_map := slot_maps.get(name)):
-            work.ended.clear()
+            ended.clear()
             worth = self._worth_saving(instance, work, slot_map)
             if instance.leases:
                 wait_s = await self._step_busy(instance, work, slot_map, worth)
             elif worth:
                 wait_s = await self._step_idle(instance, work, slot_map, worth)
             else:
-                return
+                break
             if wait_s > 0:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(max(wait_s, _SHORTEST_S)):
-                        await work.ended.wait()
+                        await ended.wait()
+        del self._works[instance]
 
     def _worth_saving(self, instance: RoutingTarget, work: _Work, slot_map: SlotMap) -> _Worth:
         """Return the slots to save, in the order in which the engine takes them."""

@@ -100,7 +100,7 @@ class WorkReader:
         """
         of_model = self._instances.of_model(self._queue.model)
         instances = of_model.answering
-        if len(self._queue) or not of_model.has_free_slot or len(instances) > _INSTANCES_MAX:
+        if self._queue.count or not of_model.has_free_slot or len(instances) > _INSTANCES_MAX:
             return None
         busy = tuple(self._engine(instance) for instance in instances if instance.leases)
         prompt_tokens = request.prompt.tokens if request.prompt else 1

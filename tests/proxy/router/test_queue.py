@@ -99,7 +99,7 @@ def test_who_is_put_back_is_where_it_was() -> None:
 
 def test_a_line_knows_its_length_and_its_oldest_wait() -> None:
     line = line_of(place(at_s=2.0), place(priority="batch", at_s=1.0))
-    assert len(line) == 2
+    assert line.count == 2
     assert (line.waiting("interactive"), line.waiting("batch")) == (1, 1)
     assert line.stats(4.0, 0.0).oldest_wait_s == 3.0
     assert line_of().stats(4.0, 0.0).oldest_wait_s == 0.0
@@ -132,7 +132,7 @@ def test_a_clients_order_is_kept_within_a_lane(
         if data.draw(st.booleans()):
             done = serve(line, float(number))
             served.setdefault((done.request.client, done.request.priority), []).append(joined[done])
-    while len(line):
+    while line.count:
         done = serve(line, 99.0)
         served.setdefault((done.request.client, done.request.priority), []).append(joined[done])
     assert all(numbers == sorted(numbers) for numbers in served.values())

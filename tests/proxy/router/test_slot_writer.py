@@ -14,7 +14,7 @@ from proxy.cache.index import PrefixIndex
 from proxy.cache.save_policy import Transfer
 from proxy.cache.slot_map import Slot
 from proxy.router.lease import Lease
-from proxy.router.registry import Instances
+from proxy.router.registry import Instances, InstanceTasks
 from proxy.router.slot_saver import SlotSaver, SlotWriter
 from proxy.settings import ProxySettings
 from proxy.upstream.engine_state import SlotState
@@ -61,7 +61,8 @@ class Harness:
         self.instance = instances.admit(self.upstream, self.index.bit("a"))
         self.slot_map = self.index.slot_maps["a"]
         saver = SlotSaver(self.index, ProxySettings(), self.disk, clock)
-        self.writer = SlotWriter(self.index, saver, self.list_slots, clock)
+        self.tasks = InstanceTasks()
+        self.writer = SlotWriter(self.index, saver, self.list_slots, clock, self.tasks)
         self.states = [SlotState(number, -1, 0, is_busy=False) for number in range(4)]
         self.listed_at_s: list[float] = []
 
@@ -111,7 +112,7 @@ def run(test: Callable[[Harness], Awaitable[None]]) -> None:
     async def main() -> None:
         harness = Harness()
         async with asyncio.TaskGroup() as group:
-            writing = group.create_task(harness.writer.run())
+            writing = group.create_task(harness.tasks.run())
             await asyncio.sleep(0)
             await test(harness)
             writing.cancel()
