@@ -37,6 +37,12 @@ if TYPE_CHECKING:
 # be started again.
 START_OVER: Final = frozenset({State.READY, State.FAILED, State.BACKOFF, State.STOPPED})
 _DOWN: Final = frozenset({State.STOPPED})
+# The commands, with the states in which they are over; a restart leaves each of these at once.
+_COMMANDS: Final = {
+    "stop": (Instance.stop, _DOWN),
+    "start": (Instance.start, START_OVER),
+    "restart": (Instance.restart, START_OVER),
+}
 
 Result = TypeVar("Result")
 
@@ -123,13 +129,12 @@ class Fleet:
         Raises NoSuchModel, SettingsInvalid: a name or the verb is unknown; nothing was changed.
         """
         instances = tuple(self.instances(names))
-        if verb == "stop":
-            return _begin(instances, Instance.stop, _DOWN)
-        if verb == "start":
-            return _begin(instances, Instance.start, START_OVER)
-        if verb == "restart":  # it leaves each of these states at once
-            return _begin(instances, Instance.restart, START_OVER)
-        raise SettingsInvalid(f"no command is named {verb!r}")
+        if verb not in _COMMANDS:
+            raise SettingsInvalid(f"no command is named {verb!r}")
+        command, done = _COMMANDS[verb]
+        for instance in instances:
+            command(instance)
+        return lambda: all(instance.snapshot().state in done for instance in instances)
 
     def spawn(self, work: Coroutine[None, None, Result]) -> asyncio.Task[Result]:
         """Start a task that is cancelled with the fleet. Raises DaemonBusy: it is not serving."""
@@ -354,11 +359,3 @@ class Fleet:
         model.forget(replica)
         if not model.all_replicas:
             del self.models[replica.place.model]
-
-
-def _begin(
-    instances: Sequence[Instance], command: Callable[[Instance], None], done: frozenset[State]
-) -> Callable[[], bool]:
-    for instance in instances:
-        command(instance)
-    return lambda: all(instance.snapshot().state in done for instance in instances)

@@ -85,15 +85,12 @@ class ModelFiles:
         self._cache_dir = cache_dir
         self._places = places
 
-    def path(self, entry: ModelEntry) -> Path:
-        """Return the file of a model.
+    def _locate(self, path: Path) -> Path:
+        """Return the file of a path or a reference.
 
         A reference is resolved here, as the model may be fetched after the settings were read.
         Raises ModelInvalid: the model of a reference is not stored or cannot be served.
         """
-        return self._locate(entry.path)
-
-    def _locate(self, path: Path) -> Path:
         if not model_lookup.is_reference(path):
             return path
         found = model_lookup.find(path, self._places, self._cache_dir)
@@ -101,17 +98,14 @@ class ModelFiles:
             raise model_lookup.missing_model_error(path, found)
         return found.path
 
-    def version(self, entry: ModelEntry) -> FileVersion:
-        return self._version(entry.path)
-
-    def _version(self, path: Path) -> FileVersion:
+    def version(self, path: Path) -> FileVersion:
         with suppress(ModelInvalid):
             return version_of(self._locate(path))
         return version_of(path)
 
     def gguf(self, entry: ModelEntry) -> Gguf:
         """Read the metadata of a model; raises ModelInvalid."""
-        return metadata.read(self.path(entry), cache_dir=self._cache_dir)
+        return metadata.read(self._locate(entry.path), cache_dir=self._cache_dir)
 
     def draft(self, entry: ModelEntry, flags: Flags, engine: Engine, model: Gguf) -> Draft:
         setting = entry.draft
@@ -130,7 +124,7 @@ class ModelFiles:
 
     def draft_version(self, entry: ModelEntry, flags: Flags, engine: Engine) -> FileVersion | None:
         if isinstance(entry.draft, Path):
-            return self._version(entry.draft)
+            return self.version(entry.draft)
         with suppress(CorralError):
             found = self.draft(entry, flags, engine, self.gguf(entry))
             return version_of(found.gguf.path) if found.gguf else None
@@ -217,12 +211,11 @@ class Launches:
         table = self._models[model]
         learned = self.learned.prompts(model) if table.learn_prompts else []
         found = (*map(prompts.read, table.warm_prompts), *learned)
-        adapters = adapters_of(loras_of(table.loras))
-        if not adapters:
-            return found
-        return tuple(
-            replace(prompt, body=with_adapter(prompt.body, adapters, "")) for prompt in found
-        )
+        if adapters := adapters_of(loras_of(table.loras)):
+            found = tuple(
+                replace(prompt, body=with_adapter(prompt.body, adapters, "")) for prompt in found
+            )
+        return found
 
     def _endpoint(self, engine: Engine, instance: str) -> Endpoint:
         socket = self._directories.engine_socket(instance) if unix_sockets(engine) else None

@@ -108,27 +108,20 @@ _REMOTE: Final = "RPC"
 
 
 def gpu_use(estimates: Iterable[Estimate]) -> GpuUse:
-    uses = [_use(estimate) for estimate in estimates]
-    return GpuUse(
-        layers=max((use.layers for use in uses), default=0),
-        memory_bytes=sum(use.memory_bytes for use in uses),
-        devices=tuple(dict.fromkeys(name for use in uses for name in use.devices)),
-    )
-
-
-def _use(estimate: Estimate) -> GpuUse:
-    gpus = {
-        name: memory
-        for name, memory in estimate.devices.items()
-        if not name.startswith(_REMOTE) and memory.total
-    }
-    weights = sum(memory.weights for memory in estimate.devices.values())
-    ours = sum(memory.weights for memory in gpus.values())
-    return GpuUse(
-        layers=round(estimate.layers_offloaded * ours / weights) if weights else 0,
-        memory_bytes=sum(memory.total for memory in gpus.values()),
-        devices=tuple(gpus),
-    )
+    layers, memory_bytes, devices = 0, 0, dict[str, None]()
+    for estimate in estimates:
+        gpus = {
+            name: memory
+            for name, memory in estimate.devices.items()
+            if not name.startswith(_REMOTE) and memory.total
+        }
+        weights = sum(memory.weights for memory in estimate.devices.values())
+        ours = sum(memory.weights for memory in gpus.values())
+        if weights:
+            layers = max(layers, round(estimate.layers_offloaded * ours / weights))
+        memory_bytes += sum(memory.total for memory in gpus.values())
+        devices |= dict.fromkeys(gpus)
+    return GpuUse(layers, memory_bytes, tuple(devices))
 
 
 class Replica:

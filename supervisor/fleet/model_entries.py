@@ -116,17 +116,10 @@ class Reductions:
     def __init__(self) -> None:
         self._by_model: dict[str, _Reduced] = {}
 
-    def settings_of(self, entry: ModelEntry) -> SettingsByFlag:
-        """Return the values that replace planned ones; none once the settings have changed."""
-        return self._find(entry)[1]
-
-    def kinds(self, entry: ModelEntry) -> tuple[Kind, ...]:
-        """Return the kinds of reduction that were tried, in their order."""
-        return self._find(entry)[2]
-
-    def was_short(self, entry: ModelEntry) -> bool:
-        """Return whether less memory was free than the model needed."""
-        return self._find(entry)[3]
+    def find(self, entry: ModelEntry) -> _Reduced:
+        """Return the reductions; none once the settings have changed."""
+        found = self._by_model.get(entry.name)
+        return found if found and found[0] == entry else (entry, {}, (), False)
 
     def add(
         self,
@@ -137,7 +130,7 @@ class Reductions:
         *,
         was_short: bool,
     ) -> None:
-        _, before, kinds, _ = self._find(entry)
+        _, before, kinds, _ = self.find(entry)
         settings = {key: Setting(value, CORRAL, reason) for key, value in flags.items()}
         self._by_model[entry.name] = entry, {**before, **settings}, (*kinds, kind), was_short
 
@@ -147,10 +140,6 @@ class Reductions:
 
     def forget(self, model: str) -> None:
         self._by_model.pop(model, None)
-
-    def _find(self, entry: ModelEntry) -> tuple[ModelEntry, SettingsByFlag, tuple[Kind, ...], bool]:
-        found = self._by_model.get(entry.name)
-        return found if found and found[0] == entry else (entry, {}, (), False)
 
 
 class Places:
@@ -213,9 +202,6 @@ class Places:
             return Replicas(count, "tuned")
         if entry.replicas != "auto":
             return Replicas(entry.replicas, "as set")
-        return self._decide(entry)
-
-    def _decide(self, entry: ModelEntry) -> Replicas:
         models = len(self._entries)
         try:
             plan, here = self._plan(entry, models)

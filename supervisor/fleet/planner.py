@@ -112,7 +112,7 @@ class LaunchPlanner:
 
     def reductions_of(self, model: str) -> FlagSettings:
         """Return the values that replace planned ones because the engine ran out of memory."""
-        return self.reductions.settings_of(self.entries[model]) if self.may_reduce(model) else {}
+        return self.reductions.find(self.entries[model])[1] if self.may_reduce(model) else {}
 
     def may_reduce(self, model: str) -> bool:
         found = self._settings.models.get(model)
@@ -281,7 +281,7 @@ class LaunchPlanner:
         return LaunchFingerprint(
             engine=version_of(engine.path),
             library_dirs=engine.library_dirs,
-            model=self._files.version(entry),
+            model=self._files.version(entry.path),
             draft=self._files.draft_version(entry, flags, engine),
             projector=self._files.projector_version(entry, flags),
             flags=flags,

@@ -1,6 +1,6 @@
 """Applies new settings to running instances, and only those that they change.
 
-All errors are found before anything is changed (`prepare`). Then
+All errors are found before anything is changed (`Reload._apply`). Then
 
 1. unchanged replicas keep running, and use the new settings in their next run;
 2. removed replicas drain and stop; in a model with changed replicas, after these changes;
@@ -23,8 +23,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, partial
 from itertools import groupby
 from typing import Final
 
@@ -43,6 +43,7 @@ from supervisor.settings.schema import ModelSettings, Settings
 
 # Checks a part of new settings, raising CorralError; returns what applies it.
 Prepare = Callable[[Loaded], Callable[[], None]]
+Plans = Mapping[ReplicaId, Plan]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,70 +61,31 @@ class Difference:
         changing = {place.model for place in self.changed}
         return tuple(place for place in self.removed if place.model not in changing)
 
-    @property
-    def to_plan(self) -> tuple[ReplicaId, ...]:
-        return (*self.added, *self.changed)
-
-    def limit_to(self, models: Collection[str]) -> Difference:
-        """Return the difference without the changes of other models."""
-
-        def of_models(places: tuple[ReplicaId, ...]) -> tuple[ReplicaId, ...]:
-            return tuple(place for place in places if place.model in models)
-
-        others = (place for place in (*self.kept, *self.changed) if place.model not in models)
-        return Difference(
-            added=of_models(self.added),
-            removed=of_models(self.removed),
-            changed=of_models(self.changed),
-            kept=(*others, *of_models(self.kept)),
-        )
-
     def names(self) -> dict[str, list[str]]:
-        return {
-            "added": list(map(str, self.added)),
-            "removed": list(map(str, self.removed)),
-            "changed": list(map(str, self.changed)),
-            "kept": list(map(str, self.kept)),
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class ReloadPlan:
-    """New settings that passed every check, with a plan for each new process."""
-
-    loaded: Loaded
-    planner: LaunchPlanner
-    plans: Mapping[ReplicaId, Plan]
-    difference: Difference
-    applies: Sequence[Callable[[], None]]
-
-
-def prepare(
-    replicas: Iterable[Replica],
-    read: Callable[[], Loaded],
-    make_planner: Callable[[Loaded], LaunchPlanner],
-    prepares: Iterable[Prepare],
-) -> ReloadPlan:
-    """Read and compare the settings, and plan. Blocks, changes nothing. Raises the first error."""
-    loaded = read()
-    planner = make_planner(loaded)
-    difference = compare(_running_fingerprints(replicas), _wanted_fingerprints(planner))
-    plans = {place: planner.plan_at(place) for place in difference.to_plan}
-    applies = [prepare_part(loaded) for prepare_part in prepares]
-    return ReloadPlan(loaded, planner, plans, difference, applies)
+        kinds = ("added", "removed", "changed", "kept")
+        return {kind: list(map(str, getattr(self, kind))) for kind in kinds}
 
 
 def compare(
     running: Mapping[ReplicaId, LaunchFingerprint | None],
     wanted: Mapping[ReplicaId, LaunchFingerprint],
+    only: Collection[str] | None = None,
 ) -> Difference:
-    """Return the changes from `running` to `wanted`; None differs from every fingerprint."""
+    """Return the changes from `running` to `wanted`; None differs from every fingerprint.
+
+    If `only` is given, other models are not changed.
+    """
+
+    def of_models(places: Iterable[ReplicaId]) -> tuple[ReplicaId, ...]:
+        return tuple(place for place in places if only is None or place.model in only)
+
     both = [place for place in wanted if place in running]
+    changed = of_models(place for place in both if running[place] != wanted[place])
     return Difference(
-        added=tuple(place for place in wanted if place not in running),
-        removed=tuple(place for place in running if place not in wanted),
-        changed=tuple(place for place in both if running[place] != wanted[place]),
-        kept=tuple(place for place in both if running[place] == wanted[place]),
+        added=of_models(place for place in wanted if place not in running),
+        removed=of_models(place for place in running if place not in wanted),
+        changed=changed,
+        kept=tuple(place for place in both if place not in changed),
     )
 
 
@@ -169,16 +131,19 @@ def reload_notes(began_with: Settings, before: Settings, after: Settings) -> Ite
         yield from _model_notes(name, before.models.get(name), model)
 
 
+_MODEL_LISTS: Final = (
+    ("aliases", "aliases are"),
+    ("variants", "variants are"),
+    ("loras", "adapters are"),
+    ("fallback", "fallback is"),
+)
+
+
 def _model_notes(name: str, before: ModelSettings | None, after: ModelSettings) -> Iterator[str]:
     if before:
-        if before.aliases != after.aliases:
-            yield f"{name}: its aliases are now {', '.join(after.aliases) or 'none'}"
-        if before.variants != after.variants:
-            yield f"{name}: its variants are now {', '.join(after.variants) or 'none'}"
-        if before.loras != after.loras:
-            yield f"{name}: its adapters are now {', '.join(after.loras) or 'none'}"
-        if before.fallback != after.fallback:
-            yield f"{name}: its fallback is now {', '.join(after.fallback) or 'none'}"
+        for key, text in _MODEL_LISTS:
+            if getattr(before, key) != (found := getattr(after, key)):
+                yield f"{name}: its {text} now {', '.join(found) or 'none'}"
     was, now = before.trial if before else None, after.trial
     if now and (was is None or was.share != now.share):
         yield f"{name}: its trial gets {100 * now.share:g} % of new conversations"
@@ -203,6 +168,10 @@ def _node_notes(
         yield f"removed nodes: {', '.join(sorted(removed))}"
     if changed := {name for name in before.keys() & after.keys() if before[name] != after[name]}:
         yield f"changed nodes: {', '.join(sorted(changed))}"
+
+
+# New settings that passed every check, with a plan for each new process, and what applies the rest.
+_Prepared = tuple[Loaded, LaunchPlanner, Difference, Plans, list[Callable[[], None]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +203,7 @@ class Reload:
     ) -> None:
         self.loaded = loaded
         self._began_with = loaded.settings
-        self._added: Mapping[str, ModelSettings] = {}
+        self._added: dict[str, ModelSettings] = {}
         self._fleet = fleet
         self._read = read
         self._make_planner = make_planner
@@ -258,81 +227,93 @@ class Reload:
         If it returns an error, nothing was changed. The error is not raised, because a signal or a
         change of the file has no caller that could handle it.
         """
-        async with self._lock, self._replacer.lock:
-            prepared = await self._prepare(self._read_again, self._prepares)
-            if isinstance(prepared, CorralError):
-                if not dry_run:
-                    self._emit("settings.rejected", reason=prepared.message)
-                return prepared
-            notes = tuple(
-                reload_notes(self._began_with, self.loaded.settings, prepared.loaded.settings)
-            )
-            if dry_run:
-                return ReloadResult(prepared.difference, notes)
-            done = ReloadResult(prepared.difference, notes, await self._perform(prepared))
+        done = await self._apply(self._read_again, self._prepares, dry_run=dry_run)
+        if isinstance(done, CorralError) and not dry_run:
+            self._emit("settings.rejected", reason=done.message)
+        elif isinstance(done, ReloadResult) and not dry_run:
             self._report(done)
-            return done
+        return done
 
     async def replan(self, model: str) -> ReloadResult | CorralError:
         """Apply the present plan of one model; the settings are not read again."""
-        async with self._lock, self._replacer.lock:
-            prepared = await self._prepare(lambda: self.loaded, ())
-            if isinstance(prepared, CorralError):
-                return prepared
-            prepared = replace(prepared, difference=prepared.difference.limit_to([model]))
-            return ReloadResult(prepared.difference, (), await self._perform(prepared))
-
-    async def _prepare(
-        self, read: Callable[[], Loaded], prepares: Sequence[Prepare]
-    ) -> ReloadPlan | CorralError:
-        replicas = self._fleet.replicas()
-        try:
-            return await asyncio.to_thread(prepare, replicas, read, self._make_planner, prepares)
-        except CorralError as error:
-            return error
+        return await self._apply(lambda: self.loaded, (), only=[model])
 
     async def add(self, models: Mapping[str, ModelSettings]) -> ReloadResult | CorralError:
         """Serve more models until the daemon ends; the settings are not read again.
 
         Later reloads keep them, unless the settings file has a model of the same name.
         """
-        async with self._lock, self._replacer.lock:
-            prepared = await self._prepare(lambda: self.loaded.with_models(models), ())
-            if isinstance(prepared, CorralError):
-                return prepared
-            self._added = {**self._added, **models}
-            prepared = replace(prepared, difference=prepared.difference.limit_to(models))
-            done = ReloadResult(prepared.difference, (), await self._perform(prepared))
+        keep = partial(self._added.update, models)
+        done = await self._apply(
+            lambda: self.loaded.with_models(models), [lambda _: keep], only=models
+        )
+        if isinstance(done, ReloadResult):
             self._report(done)
-            return done
+        return done
+
+    async def _apply(
+        self,
+        read: Callable[[], Loaded],
+        prepares: Sequence[Prepare],
+        *,
+        only: Collection[str] | None = None,
+        dry_run: bool = False,
+    ) -> ReloadResult | CorralError:
+        async with self._lock, self._replacer.lock:
+            running = self._fleet.replicas()
+
+            def prepare() -> _Prepared:
+                """Read and compare the settings, and plan; changes nothing."""
+                loaded = read()
+                planner = self._make_planner(loaded)
+                difference = compare(
+                    _running_fingerprints(running), _wanted_fingerprints(planner), only
+                )
+                new = (*difference.added, *difference.changed)
+                plans = {place: planner.plan_at(place) for place in new}
+                return loaded, planner, difference, plans, [part(loaded) for part in prepares]
+
+            try:
+                loaded, planner, difference, plans, applies = await asyncio.to_thread(prepare)
+            except CorralError as error:
+                return error
+            before, after = self.loaded.settings, loaded.settings
+            notes = () if only else tuple(reload_notes(self._began_with, before, after))
+            if dry_run:
+                return ReloadResult(difference, notes)
+            self.loaded = loaded
+            for apply in applies:
+                apply()
+            return ReloadResult(difference, notes, await self._perform(difference, planner, plans))
 
     def _read_again(self) -> Loaded:
         """Read the settings. Without a file they stay, but changes such as a new engine apply."""
         return self._read().with_models(self._added) if self.loaded.path else self.loaded
 
-    async def _perform(self, prepared: ReloadPlan) -> tuple[ReplicaFailure, ...]:
-        failures = []
+    async def _perform(
+        self, difference: Difference, planner: LaunchPlanner, plans: Plans
+    ) -> tuple[ReplicaFailure, ...]:
+        failures: list[ReplicaFailure] = []
         async with asyncio.TaskGroup() as group:
-            starts = [
-                group.create_task(start_failure(replica)) for replica in self._begin(prepared)
-            ]
-            for model, places in groupby(
-                prepared.difference.changed, key=lambda place: place.model
-            ):
-                failures += await self._replace_all(places, prepared)
-                self._retire(place for place in prepared.difference.removed if place.model == model)
-        return (*failures, *(failure for start in starts if (failure := start.result())))
+            begun = self._begin(difference, planner)
+            starts = [group.create_task(start_failure(replica)) for replica in begun]
+            for model, places in groupby(difference.changed, key=lambda place: place.model):
+                for place in places:
+                    replica = self._at(place)
+                    failure = await self._replacer.replace(replica, planner, plans[place])
+                    if failure:
+                        failures.append(failure)
+                        break
+                self._retire(place for place in difference.removed if place.model == model)
+        return (*failures, *filter(None, (start.result() for start in starts)))
 
-    def _begin(self, prepared: ReloadPlan) -> list[Replica]:
+    def _begin(self, difference: Difference, planner: LaunchPlanner) -> list[Replica]:
         """Apply all changes that need no waiting; return the replicas that were started."""
-        difference, planner, fleet = prepared.difference, prepared.planner, self._fleet
-        self.loaded = prepared.loaded
-        for apply in prepared.applies:
-            apply()
+        fleet = self._fleet
         fleet.set_planner(planner)
         self._retire(difference.removed_at_once)
         for place in difference.kept:
-            fleet.apply_settings(fleet.models[place.model].at(place.number), planner)
+            fleet.apply_settings(self._at(place), planner)
         # A new model starts as at a start of the daemon; others if they are wanted now.
         wanted = {
             name
@@ -347,17 +328,10 @@ class Reload:
 
     def _retire(self, places: Iterable[ReplicaId]) -> None:
         for place in places:
-            self._fleet.retire(self._fleet.models[place.model].at(place.number))
+            self._fleet.retire(self._at(place))
 
-    async def _replace_all(
-        self, places: Iterable[ReplicaId], prepared: ReloadPlan
-    ) -> list[ReplicaFailure]:
-        for place in places:
-            replica = self._fleet.models[place.model].at(place.number)
-            failure = await self._replacer.replace(replica, prepared.planner, prepared.plans[place])
-            if failure:
-                return [failure]
-        return []
+    def _at(self, place: ReplicaId) -> Replica:
+        return self._fleet.models[place.model].at(place.number)
 
     def _report(self, done: ReloadResult) -> None:
         notes = [*done.notes, *map(str, done.failures)]

@@ -128,7 +128,7 @@ class Replacer:
         snapshot = await self._start_beside(replica, planner)
         if snapshot is None:
             return True
-        return _failure(replica, snapshot) if snapshot.wanted else False
+        return _failure(replica, snapshot, stays=True) if snapshot.wanted else False
 
     def _strategy(self, replica: Replica, after: Plan) -> ReplaceStrategy:
         has_room = self._has_room(replica, after) and not bool(
@@ -146,7 +146,7 @@ class Replacer:
         if snapshot.cause and snapshot.cause.code in OUT_OF_MEMORY:
             # A restart frees the memory of its predecessor first.
             return await self._restart_with(old, planner)
-        return _failure(old, snapshot)
+        return _failure(old, snapshot, stays=True)
 
     async def _start_beside(self, old: Replica, planner: LaunchPlanner) -> InstanceSnapshot | None:
         """Return None once a successor has taken over, or the snapshot of its failure."""
@@ -171,7 +171,7 @@ class Replacer:
         if served:
             self._fleet.apply_settings(replica, before)
             replica.instance.start()
-        return ReplicaFailure(replica.place, snapshot.cause, snapshot.log_path, stays=served)
+        return _failure(replica, snapshot, stays=served)
 
     def _has_room(self, replica: Replica, after: Plan) -> bool:
         need = successor_bytes(replica, after)
@@ -190,8 +190,8 @@ def successor_bytes(replica: Replica, after: Plan) -> int | None:
     return need_bytes(own, replica.plan, after)
 
 
-def _failure(old: Replica, successor: InstanceSnapshot) -> ReplicaFailure:
-    return ReplicaFailure(old.place, successor.cause, successor.log_path, stays=True)
+def _failure(replica: Replica, failed: InstanceSnapshot, *, stays: bool) -> ReplicaFailure:
+    return ReplicaFailure(replica.place, failed.cause, failed.log_path, stays)
 
 
 async def start_failure(replica: Replica) -> ReplicaFailure | None:
@@ -199,7 +199,7 @@ async def start_failure(replica: Replica) -> ReplicaFailure | None:
     snapshot = await wait_settled(replica)
     if snapshot.state is State.READY or not snapshot.wanted:
         return None
-    return ReplicaFailure(replica.place, snapshot.cause, snapshot.log_path, stays=False)
+    return _failure(replica, snapshot, stays=False)
 
 
 async def wait_settled(replica: Replica) -> InstanceSnapshot:

@@ -114,7 +114,8 @@ class StartMemory:
     def _plan_again(self, replica: Replica, plan: Plan) -> Plan:
         """Plan without reductions if the memory that was short is free now."""
         planner = replica.planner
-        if not planner.reductions.was_short(planner.entry(plan.model)):
+        _, _, _, was_short = planner.reductions.find(planner.entry(plan.model))
+        if not was_short:
             return plan
         whole = planner.without_reductions().plan_at(replica.place)
         if shortage(whole.estimate, replica.free_bytes):
@@ -145,9 +146,8 @@ class StartMemory:
                 return shortage(found, replica.free_bytes) is not None
             return _exceeds_host(found)
 
-        reduction = next_reduction(
-            plan.memory_inputs, reductions.kinds(entry), plan.from_user, is_short
-        )
+        _, _, kinds, _ = reductions.find(entry)
+        reduction = next_reduction(plan.memory_inputs, kinds, plan.from_user, is_short)
         if reduction is None:
             return False
         kind, flags = reduction

@@ -238,7 +238,7 @@ class AdmissionController(Part):
         for model in self._fleet.models.values():
             phase = phase_of(model, snapshots_of(model))
             self._load_times.observe(model.entry.name, phase, self._clock())
-            if phase_of(model, snapshots_of(model)) in {"down", "failed"}:
+            if phase in {"down", "failed"}:
                 self._keep_alive_s.pop(model.entry.name, None)
         actions = self._decide(self._model_states())
         self._perform(actions)

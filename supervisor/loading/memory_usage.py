@@ -7,7 +7,7 @@ needed, models stay, the most valuable first.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -22,7 +22,6 @@ from supervisor.fleet.planner import LaunchPlanner
 from supervisor.fleet.stats import memory_bytes, own_bytes
 from supervisor.plan.estimate import Estimate
 from supervisor.plan.fit import RESERVE_SHARE
-from supervisor.plan.plan import TrialSettings
 from supervisor.plan.setting import SettingsByFlag as FlagSettings
 from supervisor.plan.setting import values
 from supervisor.system import machine
@@ -77,21 +76,15 @@ class ObservedMemory:
 
     def __init__(self, *, observed_max: int = _OBSERVED_MAX) -> None:
         self._observed_max = observed_max
-        self._own_bytes: OrderedDict[str, int] = OrderedDict()
+        self._own_bytes: dict[str, int] = {}  # the latest noted last
 
-    def note(self, fingerprint: LaunchFingerprint, own_bytes: int) -> None:
+    def note(self, fingerprint: LaunchFingerprint, own_bytes: int) -> int:
+        """Note the present memory, 0 without a process; return the most."""
         key = _key(fingerprint)
-        self._own_bytes[key] = max(own_bytes, self._own_bytes.get(key, 0))
-        self._own_bytes.move_to_end(key)
-        while len(self._own_bytes) > self._observed_max:
-            self._own_bytes.popitem(last=False)
-
-    def own_bytes(self, fingerprint: LaunchFingerprint) -> int:
-        """Return the most memory; 0 for a launch fingerprint that never ran."""
-        key = _key(fingerprint)
-        if key in self._own_bytes:
-            self._own_bytes.move_to_end(key)
-        return self._own_bytes.get(key, 0)
+        most = self._own_bytes[key] = max(own_bytes, self._own_bytes.pop(key, 0))
+        if len(self._own_bytes) > self._observed_max:
+            del self._own_bytes[next(iter(self._own_bytes))]
+        return most
 
 
 class MemoryUsage:
@@ -183,14 +176,12 @@ class MemoryUsage:
         return {model.entry.name: self._model_bytes(model, capacity, planner) for model in models}
 
     def _model_bytes(self, model: Model, capacity: Bytes, planner: LaunchPlanner) -> Bytes:
-        found = [
-            estimate for replica in model.replicas if (estimate := self._estimate(replica, planner))
-        ]
+        estimates = (self._estimate(replica, planner) for replica in model.replicas)
+        found = [estimate for estimate in estimates if estimate]
         required = self._usage_of(model.replicas)
         if found:
-            at_start = found[0].mapped_bytes + sum(
-                estimate.own_at_start_bytes for estimate in found
-            )
+            own_bytes = sum(estimate.own_at_start_bytes for estimate in found)
+            at_start = found[0].mapped_bytes + own_bytes
             required[HOST] = max(at_start, min(required[HOST], capacity.get(HOST, 0)))
             for name in found[0].devices:
                 left = max(0, capacity.get(name, 0))
@@ -224,9 +215,7 @@ class MemoryUsage:
             return 0
         if replica.plan and replica.plan.adapted:
             found = replace(found, flags={**found.flags, **values(replica.plan.adapted)})
-        if pid:
-            self._observed.note(found, own_bytes(pid) or 0)
-        return self._observed.own_bytes(found)
+        return self._observed.note(found, (own_bytes(pid) or 0) if pid else 0)
 
     def _estimate(self, replica: Replica, planner: LaunchPlanner | None = None) -> Estimate | None:
         """Return an instance's estimate, by `planner` if need be; None if it cannot be planned."""
@@ -234,23 +223,15 @@ class MemoryUsage:
             self._planner, self._estimates = self._fleet.planner, {}
         name, planner = replica.place.model, planner or self._planner
         trial = planner.places.trial_at(replica.place) if name in planner.entries else None
-        key, changed = (
-            (name, trial is not None),
-            (planner.adapted.get(name, {}), planner.reductions_of(name)),
-        )
+        key = name, trial is not None
+        changed = planner.adapted.get(name, {}), planner.reductions_of(name)
         if key not in self._estimates or self._estimates[key][0] != changed:
-            self._estimates[key] = changed, _planned_estimate(planner, name, trial)
+            estimate: Estimate | None = None
+            with suppress(CorralError):  # its start reports why
+                plan = planner.plan_trial(name, trial) if trial else planner.plan(name)
+                estimate = plan.estimate
+            self._estimates[key] = changed, estimate
         return self._estimates[key][1]
-
-
-def _planned_estimate(
-    planner: LaunchPlanner, name: str, trial: TrialSettings | None
-) -> Estimate | None:
-    try:
-        plan = planner.plan_trial(name, trial) if trial else planner.plan(name)
-    except CorralError:  # its start reports why
-        return None
-    return plan.estimate
 
 
 def _key(fingerprint: LaunchFingerprint) -> str:

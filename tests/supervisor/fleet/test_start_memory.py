@@ -193,4 +193,4 @@ async def test_new_settings_of_a_model_end_what_it_gave_up(tmp_path: Path) -> No
     assert machine.memory.reduce(machine.replica, FULL)
     assert machine.planner.reductions_of("chat")
     entry = replace(machine.planner.entries["chat"], profile="low-memory")
-    assert machine.planner.reductions.settings_of(entry) == {}
+    assert machine.planner.reductions.find(entry)[1] == {}

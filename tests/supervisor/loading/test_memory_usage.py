@@ -65,25 +65,25 @@ def test_observations_are_per_launch_fingerprint() -> None:
     observed = ObservedMemory()
     observed.note(FINGERPRINT, 500)
     same = replace(FINGERPRINT, flags={"parallel": 2, "ctx-size": 4096})
-    assert observed.own_bytes(same) == 500
-    assert observed.own_bytes(OTHER) == 0
+    assert observed.note(same, 0) == 500
+    assert observed.note(OTHER, 0) == 0
 
 
 def test_the_largest_observation_is_kept() -> None:
     observed = ObservedMemory()
     for seen in (500, 900, 700):
         observed.note(FINGERPRINT, seen)
-    assert observed.own_bytes(FINGERPRINT) == 900
+    assert observed.note(FINGERPRINT, 0) == 900
 
 
 def test_the_least_recently_used_fingerprints_are_forgotten() -> None:
     observed = ObservedMemory(observed_max=2)
     observed.note(FINGERPRINT, 1)
     observed.note(OTHER, 2)
-    assert observed.own_bytes(FINGERPRINT) == 1
+    assert observed.note(FINGERPRINT, 0) == 1
     observed.note(replace(FINGERPRINT, args=("--verbose",)), 3)
-    assert observed.own_bytes(FINGERPRINT) == 1
-    assert observed.own_bytes(OTHER) == 0
+    assert observed.note(FINGERPRINT, 0) == 1
+    assert observed.note(OTHER, 0) == 0
 
 
 def test_the_capacity_is_looked_up_once_for_all_models(
