@@ -300,7 +300,7 @@ class ResponsesEndpoint(Feature):
     async def show(self, request: web.BaseRequest) -> web.Response:
         if request.query.get("stream") == "true":
             raise BadRequest("a stored response cannot be streamed again; leave out stream")
-        response = self._find(request).turn.response
+        response = self._find(request).response
         return web.Response(body=response, content_type="application/json")
 
     async def list_input_items(self, request: web.BaseRequest) -> web.Response:

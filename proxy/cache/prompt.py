@@ -286,7 +286,7 @@ _PROMPTS: Final = MappingProxyType(
 
 def _numbered_parts(kind: EndpointKind, members: Mapping[str, Any]) -> list[_Numbered]:
     """Return the parts of a prompt in a template's order, each with the index of its message."""
-    before = [_part("", name, _json(members[name])) for name in _SHAPING if members.get(name)]
+    before = [_part("", name, json_bytes(members[name])) for name in _SHAPING if members.get(name)]
     found: list[_Numbered] = []
     if names := _CONVERSATIONS.get(kind):
         system, messages = names
@@ -298,7 +298,7 @@ def _numbered_parts(kind: EndpointKind, members: Mapping[str, Any]) -> list[_Num
             found += [(number, part) for part in message_parts(message)]
     elif texts := _PROMPTS.get(kind):
         extra = members.get("input_extra") if kind is EndpointKind.INFILL else None
-        before += [_part("", "extra", _json(extra))] if extra else []
+        before += [_part("", "extra", json_bytes(extra))] if extra else []
         for name in texts:
             before += _text_or_tokens(members.get(name))
     else:
@@ -347,7 +347,7 @@ def _item(role: str, item: Mapping[str, Any]) -> list[Part]:
         return []
     # An image, a sound or a file: all members count, except the cache mark.
     kept = {name: value for name, value in item.items() if name != "cache_control"}
-    return [_data(role, _json(kept), is_medium=kind in _MEDIA)]
+    return [_data(role, json_bytes(kept), is_medium=kind in _MEDIA)]
 
 
 def _data(role: str, content: bytes, *, is_medium: bool) -> Part:
@@ -360,7 +360,7 @@ def _call(name: object, arguments: object) -> Part:
         # A truncated call stays as written, and so does one that is too long to parse.
         with suppress(orjson.JSONDecodeError):
             arguments = orjson.loads(arguments)
-    return _part("assistant", "call", _json([name, arguments]))
+    return _part("assistant", "call", json_bytes([name, arguments]))
 
 
 def _text_or_tokens(prompt: object) -> list[Part]:
@@ -383,7 +383,7 @@ def _one_text(prompt: object) -> list[Part]:
         return []
     text, media = prompt.get("prompt_string"), prompt.get("multimodal_data")
     media = media if isinstance(media, list) else ()
-    data = [_data("", _json(medium), is_medium=True) for medium in media]
+    data = [_data("", json_bytes(medium), is_medium=True) for medium in media]
     return [text.encode() if isinstance(text, str) else b"", *data]
 
 
@@ -395,7 +395,8 @@ def _part(role: str, kind: str, content: bytes) -> Part:
     return b"%s\x1f%s\x1f%s\x1e" % (role.encode(), kind.encode(), content)
 
 
-def _json(value: object) -> bytes:
+def json_bytes(value: object) -> bytes:
+    """Return JSON with sorted members."""
     try:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     except orjson.JSONEncodeError:

@@ -19,9 +19,7 @@ from itertools import takewhile
 from types import MappingProxyType
 from typing import Any, Final
 
-import orjson
-
-from proxy.cache.prompt import BLOCK_BYTES, Prompt, message_parts, read_prompt
+from proxy.cache.prompt import BLOCK_BYTES, Prompt, json_bytes, message_parts, read_prompt
 from proxy.upstream.endpoint_kinds import EndpointKind
 
 # A prefix of three conversations is likely to be used by more; of two it may be chance.
@@ -81,7 +79,7 @@ class SharedPrefixes:
         if found is None:
             return None
         prefix, first = found
-        key = _hash(model.encode() + b"\0" + _json(prefix))
+        key = _hash(model.encode() + b"\0" + json_bytes(prefix))
         latest, unreported = self._seen.pop(key, (deque(maxlen=_CONVERSATIONS_MAX), 0))
         self._seen[key] = latest, unreported
         if len(self._seen) > _PREFIXES_MAX:
@@ -106,7 +104,7 @@ def _read(kind: EndpointKind, members: Mapping[str, Any]) -> _Prefix | None:
     """Return the prefix of a request, if it is long enough, and the first message behind it."""
     reader = _READERS.get(kind)
     found = reader(members) if reader else None
-    size_bytes = len(_json(found[0])) if found else 0
+    size_bytes = len(json_bytes(found[0])) if found else 0
     is_long = size_bytes // _TOKEN_BYTES >= _TOKENS_MIN
     return found if is_long and size_bytes <= _SIZE_MAX_BYTES else None
 
@@ -114,7 +112,7 @@ def _read(kind: EndpointKind, members: Mapping[str, Any]) -> _Prefix | None:
 def _shared_prefix(body: dict[str, Any], kind: EndpointKind, prompt: Prompt) -> SharedPrefix:
     # Other APIs have the first leading message in a separate member.
     own = len(body["messages"]) - (kind is not EndpointKind.CHAT)
-    return SharedPrefix(body, len(_json(body)) // _TOKEN_BYTES, _blocks_before(prompt, own))
+    return SharedPrefix(body, len(json_bytes(body)) // _TOKEN_BYTES, _blocks_before(prompt, own))
 
 
 # Each reader returns a prefix as a chat request, and the first message behind it.
@@ -232,13 +230,6 @@ def _blocks_before(prompt: Prompt, message: int) -> tuple[int, ...]:
     outline = prompt.outline
     parts = zip(outline.messages, outline.sizes_bytes, strict=False)
     return prompt.blocks[: sum(size for number, size in parts if number < message) // BLOCK_BYTES]
-
-
-def _json(value: object) -> bytes:
-    try:
-        return orjson.dumps(value)
-    except orjson.JSONEncodeError:
-        return b""  # nested deeper than it writes, which no template reads either
 
 
 def _hash(content: bytes) -> bytes:

@@ -38,7 +38,7 @@ from proxy.errors import ProxyError
 from proxy.observe.record import CLIENT_GONE
 from proxy.settings import ProxySettings
 from proxy.upstream.client import fetch, get_request
-from proxy.upstream.engine_state import PREFIX, EngineMetric, parse_metrics, plain_values
+from proxy.upstream.engine_state import PREFIX, parse_metrics, plain_values
 from proxy.upstream.upstream import Upstream
 
 _PLAIN: Final = "text/plain"
@@ -374,14 +374,14 @@ def relabelled_metrics(text: str, upstream: Upstream) -> Iterator[Metric]:
     """Yield an engine's counters and gauges with the labels of the instance."""
     labels = dict(zip(BY_INSTANCE, (upstream.model, upstream.name), strict=True))
     for metric in parse_metrics(text):
-        if metric.name == _MAXIMUM:
-            metric.type = "gauge"
-        if metric.type == "gauge":
-            yield _family(metric, metric.name, metric.name, labels)
-        elif metric.type == "counter":
-            # The encoder adds `_total` to the family's name, but not to its samples' names.
-            name = metric.name.removesuffix("_total")
-            yield _family(metric, name, f"{name}_total", labels)
+        is_maximum = metric.name == _MAXIMUM
+        if metric.type in {"counter", "gauge"}:
+            kind = "gauge" if is_maximum else metric.type
+            family = Metric(metric.name, metric.documentation, kind)
+            for sample in metric.samples:
+                name = metric.name if is_maximum else sample.name
+                family.add_sample(name, {**sample.labels, **labels}, sample.value)
+            yield family
 
 
 def _with_average(family: Metric, found: Mapping[str, float]) -> Metric:
@@ -392,13 +392,6 @@ def _with_average(family: Metric, found: Mapping[str, float]) -> Metric:
     for sample in family.samples:
         whole.add_sample(sample.name, sample.labels, value)
     return whole
-
-
-def _family(metric: EngineMetric, name: str, sample: str, labels: dict[str, str]) -> Metric:
-    family = Metric(name, metric.help, metric.type)
-    for own, value in metric.samples:
-        family.add_sample(sample, {**own, **labels}, value)
-    return family
 
 
 def merge_families(families: Iterable[Metric]) -> list[Metric]:

@@ -8,7 +8,7 @@ Of grammars (GBNF) and regular expressions, one pass counts everything that an e
 or multiplies: parentheses, alternatives, and consecutive optional parts. Before each token an
 engine expands every stack to the next character, one after the other. Rules that reference one
 another twice (`a ::= b b`, `b ::= c c` …, with an empty last one, or `a ::= b | b`) have 2^n
-stacks. `count_stacks` computes the expansions of each rule once, from those of its parts.
+stacks. `most_stacks` computes the expansions of each rule once, from those of its parts.
 
 Source: tools/server/server-common.cpp and server-task.cpp, and json_schema_to_grammar in
 common/json-schema-to-grammar.cpp; grammars/README.md for the notation; llama_grammar_advance_stack
@@ -18,10 +18,9 @@ in src/llama-grammar.cpp of llama.cpp, build 10434; ECMAScript's regular express
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -64,11 +63,6 @@ class Part:
 Rules = dict[str | int, list[list[Part]]]
 
 _LEFT_RECURSIVE: Final[Rules] = {"root": [[Part("root")], [Part()]]}
-
-
-def count_stacks(grammar: str) -> int:
-    """Return the most parse stacks at once, at most `STACKS_MAX`."""
-    return most_stacks(_parse_grammar(grammar))
 
 
 def most_stacks(rules: Rules) -> int:
@@ -192,40 +186,6 @@ _GRAMMAR: Final = re.compile(
 _EXPRESSION: Final = re.compile(r"\\.|\[(?:[^\]\\]++|\\.)*+\]?|\(\?|[()|?*{]", re.DOTALL)
 
 
-def check_grammar(limits: RequestLimits, member: str, text: str) -> None:
-    limits.enforce(member, "characters", len(text), "grammar_bytes")
-    _check_shape(limits, member, _GRAMMAR, text)
-    limits.enforce(member, "parse stacks", count_stacks(text), "grammar_stacks")
-
-
-class Patterns:
-    """The regular expressions of one request, which share the limit on length."""
-
-    def __init__(self, limits: RequestLimits) -> None:
-        self._limits = limits
-        self._chars = 0
-
-    def count(self, member: str, text: str) -> None:
-        """Count a text that an engine turns into an expression."""
-        self._chars += len(text)
-        unit = "characters of regular expressions"
-        self._limits.enforce(member, unit, self._chars, "pattern_bytes")
-
-    def check(self, member: str, text: str) -> None:
-        self.count(member, text)
-        _check_shape(self._limits, member, _EXPRESSION, text)
-
-
-def _check_shape(limits: RequestLimits, member: str, tokens: re.Pattern[str], text: str) -> None:
-    # Stops at the first excess.
-    for depth, rules, alternatives, optionals in _shapes(tokens, text):
-        limits.enforce(member, "levels of parentheses", depth, "grammar_depth")
-        limits.enforce(member, "rules", rules, "grammar_rules")
-        limits.enforce(member, "alternatives", alternatives, "grammar_alternatives")
-        unit = "consecutive optional parts"
-        limits.enforce(member, unit, optionals, "grammar_optionals")
-
-
 def _shapes(tokens: re.Pattern[str], text: str) -> Iterator[tuple[int, int, int, int]]:
     """Yield after each token: levels, rules, alternatives, the longest run of optional parts."""
     depth = rules = alternatives = optionals = count = 0
@@ -252,49 +212,6 @@ def _shapes(tokens: re.Pattern[str], text: str) -> Iterator[tuple[int, int, int,
 
 _ALTERNATIVES: Final = ("anyOf", "oneOf", "allOf")
 _ROOTS: Final = frozenset({"schema", "json_schema", "parameters", "input_schema"})
-
-
-class Schemas:
-    """The JSON schemas of one request, which share their limits."""
-
-    def __init__(self, limits: RequestLimits, patterns: Patterns) -> None:
-        self._limits = limits
-        self._patterns = patterns
-        self._values = 0
-
-    def check(self, member: str, schema: object) -> None:
-        """Measure a member that contains schemas."""
-        todo: list[tuple[object, int]] = [(schema, 1)]
-        while todo:
-            value, depth = todo.pop()
-            inner: Sequence[object] = ()
-            if isinstance(value, dict):
-                self._check_object(member, value)
-                inner = tuple(value.values())
-            elif isinstance(value, list):
-                inner = value
-            values = len(inner)
-            self._values += values
-            self._limits.enforce(member, "values in its schema", self._values, "schema_values")
-            self._limits.enforce(member, "levels in its schema", depth, "schema_depth")
-            todo += [(value, depth + 1) for value in inner if isinstance(value, dict | list)]
-        stacks = most_stacks(_rules_of(schema))
-        self._limits.enforce(member, "parse stacks in its schema", stacks, "grammar_stacks")
-
-    def _check_object(self, member: str, schema: Mapping[str, Any]) -> None:
-        for name, value in schema.items():
-            if isinstance(value, list) and name != "required":
-                unit = f"entries of {name[:40]}"
-                self._limits.enforce(member, unit, len(value), "schema_choices")
-        properties, required = schema.get("properties"), schema.get("required")
-        if isinstance(properties, dict):
-            named = required if isinstance(required, list) else ()
-            optional = len(properties.keys() - {name for name in named if isinstance(name, str)})
-            unit = "optional properties of an object"
-            self._limits.enforce(member, unit, optional, "schema_optional")
-        pattern = schema.get("pattern")
-        if isinstance(pattern, str):
-            self._patterns.check(f"pattern in {member}", pattern)
 
 
 def _rules_of(schema: object) -> Rules:
@@ -347,36 +264,24 @@ def _items(value: object) -> Iterable[tuple[object, object]]:
     return enumerate(value) if isinstance(value, list) else ()
 
 
-# Members with a number, and the limit on its value.
-_NUMBERS: Final = MappingProxyType(
-    {
-        "n_predict": "n_predict",
-        "max_tokens": "n_predict",
-        "max_completion_tokens": "n_predict",
-        "max_output_tokens": "n_predict",
-        "repeat_last_n": "last_n",
-        "dry_penalty_last_n": "last_n",
-        "n": "answers",
-        "n_cmpl": "answers",
-        "best_of": "answers",
-        "n_probs": "n_probs",
-        "top_logprobs": "n_probs",
-        "logprobs": "n_probs",
-    }
-)
-# Members with a list or an object, and the limit on its length.
-_COUNTS: Final = MappingProxyType(
-    {
-        "stop": "stop",
-        "stop_sequences": "stop",
-        "logit_bias": "logit_bias",
-        "dry_sequence_breakers": "dry_sequence_breakers",
-        "samplers": "samplers",
-        "lora": "lora",
-        "grammar_triggers": "triggers",
-        "preserved_tokens": "triggers",
-    }
-)
+# Members with a number, by the limit on its value.
+_NUMBERS_OF: Final = {
+    "n_predict": ("n_predict", "max_tokens", "max_completion_tokens", "max_output_tokens"),
+    "last_n": ("repeat_last_n", "dry_penalty_last_n"),
+    "answers": ("n", "n_cmpl", "best_of"),
+    "n_probs": ("n_probs", "top_logprobs", "logprobs"),
+}
+# Members with a list or an object, by the limit on its length.
+_COUNTS_OF: Final = {
+    "stop": ("stop", "stop_sequences"),
+    "logit_bias": ("logit_bias",),
+    "dry_sequence_breakers": ("dry_sequence_breakers",),
+    "samplers": ("samplers",),
+    "lora": ("lora",),
+    "triggers": ("grammar_triggers", "preserved_tokens"),
+}
+_NUMBERS: Final = {name: limit for limit, names in _NUMBERS_OF.items() for name in names}
+_COUNTS: Final = {name: limit for limit, names in _COUNTS_OF.items() for name in names}
 _SCHEMAS: Final = (
     "json_schema",
     "response_format",
@@ -404,72 +309,118 @@ def check(kind: EndpointKind, members: Mapping[str, Any], limits: RequestLimits)
         if not isinstance(messages, list) or not messages:
             raise BadRequest("messages must be a list of at least one message")
     if not _CHECKED.isdisjoint(members):
-        _check(kind, members, limits)
+        _Checker(limits).check(kind, members)
 
 
-def _check(kind: EndpointKind, members: Mapping[str, Any], limits: RequestLimits) -> None:
-    patterns = Patterns(limits)
-    for name in _NUMBERS.keys() & members.keys():
-        if isinstance(members[name], int | float):
-            limits.enforce(name, "", members[name], _NUMBERS[name])
-    for name in _COUNTS.keys() & members.keys():
-        _check_list(limits, name, members[name])
-    for name in _INPUTS if kind is EndpointKind.EMBED_OR_RERANK else ("prompt",):
-        _check_prompts(limits, name, members.get(name))
-    if isinstance(grammar := members.get("grammar"), str):
-        check_grammar(limits, "grammar", grammar)
-    _check_triggers(limits, patterns, members.get("grammar_triggers"))
-    schemas = Schemas(limits, patterns)
-    for name in _SCHEMAS:
-        if name in members:
-            schemas.check(name, members[name])
+class _Checker:
+    """Checks one request, whose schemas and whose regular expressions share their limits."""
 
+    def __init__(self, limits: RequestLimits) -> None:
+        self._limits = limits
+        self._enforce = limits.enforce
+        self._pattern_chars = 0
+        self._schema_values = 0
 
-def _check_list(limits: RequestLimits, name: str, value: object) -> None:
-    if isinstance(value, str):
-        # `stop` may be one string; each character of `samplers` is one of them.
-        if name == "samplers":
-            limits.enforce(name, "entries", len(value), "samplers")
-        else:
-            limits.enforce(name, "characters", len(value), "text_chars")
-    if isinstance(value, list | dict):
-        limits.enforce(name, "entries", len(value), _COUNTS[name])
-        for text in _texts(value):
-            limits.enforce(name, "characters in one entry", len(text), "text_chars")
+    def check(self, kind: EndpointKind, members: Mapping[str, Any]) -> None:
+        for name in _NUMBERS.keys() & members.keys():
+            if isinstance(members[name], int | float):
+                self._enforce(name, "", members[name], _NUMBERS[name])
+        for name in _COUNTS.keys() & members.keys():
+            self._check_list(name, members[name])
+        for name in _INPUTS if kind is EndpointKind.EMBED_OR_RERANK else ("prompt",):
+            self._check_prompts(name, members.get(name))
+        if isinstance(grammar := members.get("grammar"), str):
+            self._enforce("grammar", "characters", len(grammar), "grammar_bytes")
+            self._check_shape("grammar", _GRAMMAR, grammar)
+            stacks = most_stacks(_parse_grammar(grammar))
+            self._enforce("grammar", "parse stacks", stacks, "grammar_stacks")
+        self._check_triggers(members.get("grammar_triggers"))
+        for name in _SCHEMAS:
+            if name in members:
+                self._check_schema(name, members[name])
 
+    def _check_list(self, name: str, value: object) -> None:
+        if isinstance(value, str):
+            # `stop` may be one string; each character of `samplers` is one of them.
+            if name == "samplers":
+                self._enforce(name, "entries", len(value), "samplers")
+            else:
+                self._enforce(name, "characters", len(value), "text_chars")
+        if isinstance(value, list | dict):
+            self._enforce(name, "entries", len(value), _COUNTS[name])
+            for member in value:  # a text, alone or first in a pair (a token and its bias)
+                text = member[0] if isinstance(member, list) and member else member
+                if isinstance(text, str):
+                    self._enforce(name, "characters in one entry", len(text), "text_chars")
 
-def _texts(value: list[Any] | dict[str, Any]) -> Iterable[str]:
-    """Yield the strings of a list, alone or first in a pair (a token and its bias)."""
-    for member in value:
-        text = member[0] if isinstance(member, list) and member else member
-        if isinstance(text, str):
-            yield text
+    def _check_prompts(self, name: str, value: object) -> None:
+        most = self._limits.prompts
+        if not isinstance(value, list) or len(value) <= most:
+            return
+        # A list with a number in it is a single prompt in tokens.
+        if not any(isinstance(item, int) for item in islice(value, most + 1)):
+            self._enforce(name, "prompts", len(value), "prompts")
 
+    def _check_triggers(self, triggers: object) -> None:
+        name, expressions = "grammar_triggers", 0
+        for trigger in triggers if isinstance(triggers, list) else ():
+            given = trigger if isinstance(trigger, dict) else {}
+            kind, value = given.get("type"), given.get("value")
+            if not isinstance(kind, int | float):
+                continue
+            if int(kind) not in range(_PATTERN_FULL + 1):
+                raise BadRequest(f"{name}: type is {kind}; it must be 0 to {_PATTERN_FULL}")
+            expressions += int(kind) >= _PATTERN
+            self._enforce(name, "regular expressions", expressions, "trigger_patterns")
+            if isinstance(value, str) and int(kind) == _WORD:
+                self._enforce(name, "characters in one entry", len(value), "text_chars")
+                self._count_pattern(name, value)
+            elif isinstance(value, str) and int(kind) >= _PATTERN:
+                self._check_pattern(name, value)
 
-def _check_prompts(limits: RequestLimits, name: str, value: object) -> None:
-    if not isinstance(value, list) or len(value) <= limits.prompts:
-        return
-    # A list with a number in it is a single prompt in tokens.
-    if not any(isinstance(item, int) for item in islice(value, limits.prompts + 1)):
-        limits.enforce(name, "prompts", len(value), "prompts")
+    def _count_pattern(self, member: str, text: str) -> None:
+        """Count a text that an engine turns into a regular expression."""
+        self._pattern_chars += len(text)
+        unit = "characters of regular expressions"
+        self._enforce(member, unit, self._pattern_chars, "pattern_bytes")
 
+    def _check_pattern(self, member: str, text: str) -> None:
+        self._count_pattern(member, text)
+        self._check_shape(member, _EXPRESSION, text)
 
-def _check_triggers(limits: RequestLimits, patterns: Patterns, triggers: object) -> None:
-    name, expressions = "grammar_triggers", 0
-    for trigger in triggers if isinstance(triggers, list) else ():
-        kind, value = (
-            (trigger.get("type"), trigger.get("value"))
-            if isinstance(trigger, dict)
-            else (None, None)
-        )
-        if not isinstance(kind, int | float):
-            continue
-        if int(kind) not in range(_PATTERN_FULL + 1):
-            raise BadRequest(f"{name}: type is {kind}; it must be 0 to {_PATTERN_FULL}")
-        expressions += int(kind) >= _PATTERN
-        limits.enforce(name, "regular expressions", expressions, "trigger_patterns")
-        if isinstance(value, str) and int(kind) == _WORD:
-            limits.enforce(name, "characters in one entry", len(value), "text_chars")
-            patterns.count(name, value)
-        elif isinstance(value, str) and int(kind) >= _PATTERN:
-            patterns.check(name, value)
+    def _check_shape(self, member: str, tokens: re.Pattern[str], text: str) -> None:
+        for depth, rules, alternatives, optionals in _shapes(
+            tokens, text
+        ):  # until the first excess
+            self._enforce(member, "levels of parentheses", depth, "grammar_depth")
+            self._enforce(member, "rules", rules, "grammar_rules")
+            self._enforce(member, "alternatives", alternatives, "grammar_alternatives")
+            self._enforce(member, "consecutive optional parts", optionals, "grammar_optionals")
+
+    def _check_schema(self, member: str, schema: object) -> None:
+        """Measure a member that contains schemas."""
+        todo: list[tuple[object, int]] = [(schema, 1)]
+        while todo:
+            value, depth = todo.pop()
+            if isinstance(value, dict):
+                self._check_object(member, value)
+            inner = [inner for _, inner in _items(value)]
+            self._schema_values += len(inner)
+            self._enforce(member, "values in its schema", self._schema_values, "schema_values")
+            self._enforce(member, "levels in its schema", depth, "schema_depth")
+            todo += [(value, depth + 1) for value in inner if isinstance(value, dict | list)]
+        stacks = most_stacks(_rules_of(schema))
+        self._enforce(member, "parse stacks in its schema", stacks, "grammar_stacks")
+
+    def _check_object(self, member: str, schema: Mapping[str, Any]) -> None:
+        for name, value in schema.items():
+            if isinstance(value, list) and name != "required":
+                self._enforce(member, f"entries of {name[:40]}", len(value), "schema_choices")
+        properties, required = schema.get("properties"), schema.get("required")
+        if isinstance(properties, dict):
+            named = required if isinstance(required, list) else ()
+            optional = len(properties.keys() - {name for name in named if isinstance(name, str)})
+            unit = "optional properties of an object"
+            self._enforce(member, unit, optional, "schema_optional")
+        if isinstance(pattern := schema.get("pattern"), str):
+            self._check_pattern(f"pattern in {member}", pattern)

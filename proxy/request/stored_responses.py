@@ -28,13 +28,15 @@ Items = Sequence[Any]
 
 
 @dataclass(slots=True, eq=False)
-class Turn:
-    """A request's input and its response."""
+class StoredResponse:
+    """A response and the input of its request; kept while a later turn needs it."""
 
+    id: str
     input: bytes  # JSON of the request's items, without those of earlier turns.
     response: bytes
-    previous: Turn | None
-    holders: int = 0  # Number of stored responses and later turns that need it.
+    previous: StoredResponse | None
+    stored_at_s: float
+    holders: int = 0  # Whether it is stored, and the number of later turns that need it.
 
     @property
     def size_bytes(self) -> int:
@@ -46,22 +48,14 @@ class Turn:
         given: list[Any] = orjson.loads(self.input)
         return given + output
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StoredResponse:
-    id: str
-    turn: Turn
-    stored_at_s: float
-    item_ids: frozenset[str]
-
-    def turns(self) -> Sequence[Turn]:
+    def turns(self) -> Sequence[StoredResponse]:
         """Return the turns of its conversation, oldest first."""
-        found, turn = [], self.turn
-        while True:
+        found: list[StoredResponse] = []
+        turn: StoredResponse | None = self
+        while turn is not None:
             found.append(turn)
-            if turn.previous is None:
-                return found[::-1]
             turn = turn.previous
+        return found[::-1]
 
     def input_items(self) -> list[dict[str, Any]]:
         """Return the items that it answers, with all earlier turns, oldest first.
@@ -70,14 +64,13 @@ class StoredResponse:
         """
         found: list[Any] = []
         for turn in self.turns():
-            response = orjson.loads(turn.response)
             given = [item for item in orjson.loads(turn.input) if isinstance(item, dict)]
             found += [
-                _item_for_client(item, f"item_{response['id']}_{number}")
+                _item_for_client(item, f"item_{turn.id}_{number}")
                 for number, item in enumerate(given)
             ]
-            if turn is not self.turn:
-                found += response["output"]
+            if turn is not self:
+                found += orjson.loads(turn.response)["output"]
         return found
 
 
@@ -107,23 +100,28 @@ class ResponseStore:
 
     def item(self, owner: str, item_id: str) -> Mapping[str, Any] | None:
         stored = self._find_unexpired(self._by_item.get((owner, item_id)))
-        items = stored.turn.items if stored else ()
+        items = stored.items if stored else ()
         return next((item for item in items if _id_of(item) == item_id), None)
 
     def add(
-        self, owner: str, given: Items, response: Mapping[str, Any], previous: Turn | None
+        self,
+        owner: str,
+        given: Items,
+        response: Mapping[str, Any],
+        previous: StoredResponse | None,
     ) -> None:
         """Store a response to the given items."""
-        turn = Turn(orjson.dumps(given), orjson.dumps(response), previous)
-        ids = frozenset(filter(None, map(_id_of, [*given, *response["output"]])))
-        stored = StoredResponse(response["id"], turn, self._clock(), ids)
+        stored = StoredResponse(
+            response["id"], orjson.dumps(given), orjson.dumps(response), previous, self._clock()
+        )
         self.delete(owner, stored.id)
         self._responses[owner, stored.id] = stored
-        self._by_item.update(dict.fromkeys(((owner, item_id) for item_id in ids), stored))
-        turn.holders += 1
-        self.held_bytes += turn.size_bytes
-        if turn.previous is not None:
-            turn.previous.holders += 1
+        self._by_item.update(
+            dict.fromkeys(_item_keys(owner, [*given, *response["output"]]), stored)
+        )
+        self.held_bytes += stored.size_bytes
+        for needed in filter(None, (stored, previous)):
+            needed.holders += 1
         self.trim()
 
     def delete(self, owner: str, response_id: str) -> bool:
@@ -131,20 +129,17 @@ class ResponseStore:
         stored = self._responses.pop((owner, response_id), None)
         if stored is None:
             return False
-        for key in [(owner, item_id) for item_id in stored.item_ids]:
+        for key in _item_keys(owner, stored.items):
             if self._by_item.get(key) is stored:
                 del self._by_item[key]
-        self._release(stored.turn)
+        needed: StoredResponse | None = stored
+        while needed is not None:
+            needed.holders -= 1
+            if needed.holders:
+                break
+            self.held_bytes -= needed.size_bytes
+            needed = needed.previous
         return self._find_unexpired(stored) is not None
-
-    def _release(self, last: Turn) -> None:
-        turn: Turn | None = last
-        while turn is not None:
-            turn.holders -= 1
-            if turn.holders:
-                return
-            self.held_bytes -= turn.size_bytes
-            turn = turn.previous
 
     def trim(self) -> None:
         """Delete responses that are too old or exceed the limits."""
@@ -160,6 +155,10 @@ class ResponseStore:
         if stored is None or self._clock() - stored.stored_at_s > self.settings.keep_s:
             return None
         return stored
+
+
+def _item_keys(owner: str, items: Items) -> list[_Key]:
+    return [(owner, item_id) for item_id in map(_id_of, items) if item_id]
 
 
 def _item_for_client(item: Mapping[str, Any], item_id: str) -> dict[str, Any]:
@@ -197,7 +196,7 @@ class StoredTurn:
         self._owner = owner
         self._max_bytes = max_bytes
         self._given: Items = ()
-        self._previous: Turn | None = None
+        self._previous: StoredResponse | None = None
 
     def size_bytes(self, body: bytes) -> int:
         """Return how long a request may become with the items that it refers to."""
@@ -241,7 +240,7 @@ class StoredTurn:
         stored = self._store.find(self._owner, response_id)
         if stored is None:
             raise PreviousResponseNotFound(response_id)
-        self.previous_response_id, self._previous = response_id, stored.turn
+        self.previous_response_id, self._previous = response_id, stored
         turns = stored.turns()
         if (size_bytes := sum(turn.size_bytes for turn in turns)) > self._max_bytes:
             raise LimitExceeded(

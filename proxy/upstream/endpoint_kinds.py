@@ -8,9 +8,8 @@ Source: tools/server/server.cpp of llama.cpp, its list of routes; builds 10434 a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum, auto
-from types import MappingProxyType
 from typing import Any, Final
 
 # More slots than any instance has; the engine refuses a larger number.
@@ -42,39 +41,30 @@ class EndpointKind(Enum):
     __hash__ = object.__hash__  # Enum's is written in Python, and kinds are looked up often
 
 
-ENDPOINTS: Final[Mapping[str, Mapping[str, EndpointKind]]] = MappingProxyType(
-    {
-        "GET": {"/lora-adapters": EndpointKind.INFO, "/props": EndpointKind.INFO},
-        "POST": {
-            "/apply-template": EndpointKind.PROMPT,
-            "/audio/transcriptions": EndpointKind.TRANSCRIPTION,
-            "/chat/completions": EndpointKind.CHAT,
-            "/chat/completions/input_tokens": EndpointKind.PROMPT,
-            "/completion": EndpointKind.LLAMA_COMPLETION,
-            "/completions": EndpointKind.LLAMA_COMPLETION,
-            "/detokenize": EndpointKind.INFO,
-            "/embedding": EndpointKind.EMBED_OR_RERANK,
-            "/embeddings": EndpointKind.EMBED_OR_RERANK,
-            "/infill": EndpointKind.INFILL,
-            "/rerank": EndpointKind.EMBED_OR_RERANK,
-            "/reranking": EndpointKind.EMBED_OR_RERANK,
-            "/responses": EndpointKind.RESPONSES,
-            "/responses/input_tokens": EndpointKind.PROMPT,
-            "/tokenize": EndpointKind.INFO,
-            "/v1/audio/transcriptions": EndpointKind.TRANSCRIPTION,
-            "/v1/chat/completions": EndpointKind.CHAT,
-            "/v1/chat/completions/input_tokens": EndpointKind.PROMPT,
-            "/v1/completions": EndpointKind.COMPLETION,
-            "/v1/embeddings": EndpointKind.EMBED_OR_RERANK,
-            "/v1/messages": EndpointKind.MESSAGES,
-            "/v1/messages/count_tokens": EndpointKind.PROMPT,
-            "/v1/rerank": EndpointKind.EMBED_OR_RERANK,
-            "/v1/reranking": EndpointKind.EMBED_OR_RERANK,
-            "/v1/responses": EndpointKind.RESPONSES,
-            "/v1/responses/input_tokens": EndpointKind.PROMPT,
-        },
-    }
-)
+_POSTED: Final[Mapping[EndpointKind, Sequence[str]]] = {
+    EndpointKind.CHAT: ("/chat/completions", "/v1/chat/completions"),
+    EndpointKind.COMPLETION: ("/v1/completions",),
+    EndpointKind.LLAMA_COMPLETION: ("/completion", "/completions"),
+    EndpointKind.MESSAGES: ("/v1/messages",),
+    EndpointKind.RESPONSES: ("/responses", "/v1/responses"),
+    EndpointKind.INFILL: ("/infill",),
+    EndpointKind.EMBED_OR_RERANK: (
+        *("/embedding", "/embeddings", "/v1/embeddings"),
+        *("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"),
+    ),
+    EndpointKind.TRANSCRIPTION: ("/audio/transcriptions", "/v1/audio/transcriptions"),
+    EndpointKind.PROMPT: (
+        *("/apply-template", "/v1/messages/count_tokens"),
+        *("/chat/completions/input_tokens", "/v1/chat/completions/input_tokens"),
+        *("/responses/input_tokens", "/v1/responses/input_tokens"),
+    ),
+    EndpointKind.INFO: ("/detokenize", "/tokenize"),
+}
+_KINDS: Final = {path: kind for kind, paths in _POSTED.items() for path in paths}
+ENDPOINTS: Final[Mapping[str, Mapping[str, EndpointKind]]] = {
+    "GET": {"/lora-adapters": EndpointKind.INFO, "/props": EndpointKind.INFO},
+    "POST": {path: _KINDS[path] for path in sorted(_KINDS)},
+}
 
 
 def endpoint_kind(method: str, path: str) -> EndpointKind:

@@ -9,15 +9,16 @@ exposition format 0.0.4.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 
 import orjson
 from multidict import CIMultiDict
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.common.headers import JSON
 from proxy.errors import ProxyError, UpstreamFailed, UpstreamTimeout
@@ -126,40 +127,21 @@ def _slot_state(slot: Mapping[str, Any]) -> SlotState:
 
 
 PREFIX: Final = "llamacpp:"
-_META: Final = re.compile(rf"# (HELP|TYPE) ({PREFIX}\w++) (.*)")
-_SAMPLE: Final = re.compile(rf"({PREFIX}\w++)(?:\{{([^}}]*)\}})? (\S+)(?: \d+)?")
-_LABEL: Final = re.compile(r'\b(\w++)="([^"\\]*+)"')
 
 
-@dataclass(slots=True)
-class EngineMetric:
-    """One metric: its samples as pairs of labels and value."""
-
-    name: str
-    help: str = ""
-    type: str = "untyped"
-    samples: list[tuple[Mapping[str, str], float]] = field(default_factory=list)
-
-
-def parse_metrics(text: str) -> list[EngineMetric]:
-    """Return the engine's own metrics; invalid lines are skipped."""
-    metrics: dict[str, EngineMetric] = {}
-    for line in text.splitlines():
-        if found := _META.fullmatch(line):
-            metric = metrics.setdefault(found[2], EngineMetric(found[2]))
-            setattr(metric, found[1].lower(), found[3])
-        elif found := _SAMPLE.fullmatch(line):
-            with suppress(ValueError):
-                sample = dict(_LABEL.findall(found[2] or "")), float(found[3])
-                metrics.setdefault(found[1], EngineMetric(found[1])).samples.append(sample)
-    return list(metrics.values())
+def parse_metrics(text: str) -> list[Metric]:
+    """Return the engine's own metrics; none if the text is no page of metrics."""
+    with suppress(ValueError):
+        families = text_string_to_metric_families(text)
+        return [family for family in families if family.name.startswith(PREFIX)]
+    return []
 
 
 def plain_values(text: str) -> dict[str, float]:
-    """Return the values without labels, by name without `llamacpp:`."""
+    """Return the values without labels, by name without `llamacpp:`; of counters with `_total`."""
     return {
-        metric.name.removeprefix(PREFIX): value
-        for metric in parse_metrics(text)
-        for labels, value in metric.samples
-        if not labels
+        sample.name.removeprefix(PREFIX): float(sample.value)
+        for family in parse_metrics(text)
+        for sample in family.samples
+        if not sample.labels
     }

@@ -9,9 +9,9 @@ latency, and instances are compared only at a level that both have.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 # llama-server's default. Source: common/common.h of llama.cpp, `n_batch`.
 BATCH_TOKENS: Final = 2048
@@ -162,15 +162,8 @@ class Timings:
         """Return the sums; the times may overlap."""
         if other is None:
             return self
-        return Timings(
-            self.cached_tokens + other.cached_tokens,
-            self.prompt_tokens + other.prompt_tokens,
-            self.prompt_ms + other.prompt_ms,
-            self.decoded_tokens + other.decoded_tokens,
-            self.decode_ms + other.decode_ms,
-            self.drafted_tokens + other.drafted_tokens,
-            self.accepted_tokens + other.accepted_tokens,
-        )
+        names = Timings.__slots__
+        return Timings(*(getattr(self, name) + getattr(other, name) for name in names))
 
 
 def average(before: float, now: float) -> float:
@@ -183,8 +176,7 @@ MIN_SAMPLES: Final = 100
 MEMORY_S: Final = 600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Measurement:
+class Measurement(NamedTuple):
     """A running average over `samples` forward passes; `at_s` is the time of the latest."""
 
     ms_per_token: float
@@ -198,26 +190,22 @@ class Measurement:
         return Measurement(ms_per_token, self.samples + newest.samples, newest.at_s)
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeLatency:
+class DecodeLatency(dict[int, Measurement]):
     """Measurements by level: up to 2 sequences, up to 8, up to 32, and so on."""
-
-    levels: Mapping[int, Measurement] = field(default_factory=dict)
 
     @property
     def samples(self) -> int:
-        return sum(level.samples for level in self.levels.values())
+        return sum(level.samples for level in self.values())
 
     @property
     def latest_s(self) -> float:
-        return max((level.at_s for level in self.levels.values()), default=0.0)
+        return max((level.at_s for level in self.values()), default=0.0)
 
     def after(self, newest: Measurement, sequences: int) -> DecodeLatency:
         """Return the measurements after one more response, decoded in `sequences` sequences."""
         level = (max(1, sequences) - 1).bit_length() // 2
-        before = self.levels.get(level)
-        now = before.after(newest) if before else newest
-        return DecodeLatency({**self.levels, level: now})
+        before = self.get(level)
+        return DecodeLatency({**self, level: before.after(newest) if before else newest})
 
     def over(self, other: DecodeLatency, since_s: float) -> float | None:
         """Return this latency as a multiple of another, at the level that both measured last.
@@ -226,9 +214,8 @@ class DecodeLatency:
         """
         common = [
             (min(mine.at_s, theirs.at_s), mine.ms_per_token / theirs.ms_per_token)
-            for level, mine in self.levels.items()
-            if (theirs := other.levels.get(level))
-            and min(mine.samples, theirs.samples) >= MIN_SAMPLES
+            for level, mine in self.items()
+            if (theirs := other.get(level)) and min(mine.samples, theirs.samples) >= MIN_SAMPLES
         ]
         at_s, ratio = max(common, default=(0.0, 1.0))
         return ratio if common and at_s >= since_s else None
@@ -253,7 +240,7 @@ class Rates:
     decode_tps: float = _DECODE_TPS  # Rate of one request.
     answers: int = 0  # The number of responses in the averages.
     acceptance: float | None = None  # Share of drafted tokens that were accepted, 0 to 1.
-    latency: DecodeLatency = UNMEASURED  # Latency of decoding, by the number of sequences.
+    latency: DecodeLatency = field(default_factory=lambda: UNMEASURED)
 
     def after(self, timings: Timings, sequences: int = 1, at_s: float = 0.0) -> Rates:
         """Return the averages after one more response, at a monotonic time."""

@@ -19,17 +19,17 @@ def measured(*figures: tuple[float, int, float, int]) -> DecodeLatency:
     ("sequences", "level"), [(0, 0), (1, 0), (2, 0), (3, 1), (8, 1), (9, 2), (32, 2), (33, 3)]
 )
 def test_each_number_of_sequences_has_a_level(sequences: int, level: int) -> None:
-    assert [*measured((1.0, 1, 0.0, sequences)).levels] == [level]
+    assert [*measured((1.0, 1, 0.0, sequences))] == [level]
 
 
 def test_an_average_goes_towards_the_newest_and_counts_its_samples() -> None:
-    found = measured((10.0, 50, 1.0, 1), (20.0, 60, 2.0, 1)).levels[0]
+    found = measured((10.0, 50, 1.0, 1), (20.0, 60, 2.0, 1))[0]
     assert 10.0 < found.ms_per_token < 15.0
     assert (found.samples, found.at_s) == (110, 2.0)
 
 
 def test_what_is_ten_minutes_old_is_replaced() -> None:
-    found = measured((10.0, 500, 0.0, 1), (20.0, 5, 601.0, 1)).levels[0]
+    found = measured((10.0, 500, 0.0, 1), (20.0, 5, 601.0, 1))[0]
     assert found == Measurement(20.0, 5, 601.0)
 
 

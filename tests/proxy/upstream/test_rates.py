@@ -34,6 +34,6 @@ def test_a_prompt_that_was_cached_says_nothing_of_the_rate() -> None:
 def test_responses_are_measured_beside_how_many_they_ran() -> None:
     timings = Timings(0, 100, 100.0, 10, 200.0)
     rates = Rates().after(timings, 3, 5.0)
-    assert rates.latency.levels == {1: Measurement(20.0, 10, 5.0)}
+    assert rates.latency == {1: Measurement(20.0, 10, 5.0)}
     short = rates.after(Timings(0, 100, 100.0, 3, 900.0), 3, 6.0)
     assert short.latency == rates.latency
