@@ -7,7 +7,6 @@ that `vendor/engine.toml` pins, the installed PyPI wheel, `llama-server` on PATH
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 import re
@@ -33,7 +32,7 @@ from supervisor.builds.installed import (
 from supervisor.builds.probe import probe
 from supervisor.errors import AccessDenied, EngineBroken, EngineMissing
 from supervisor.system import files
-from supervisor.system.files import NotRegular, open_regular, stat_regular
+from supervisor.system.files import NotRegular, sha256_of, stat_regular
 from supervisor.system.machine import cpu_flags
 from supervisor.system.paths import make_ours, make_private, shipped_directory
 
@@ -69,12 +68,6 @@ def _pin_of(table: Mapping[str, Any]) -> EnginePin:
         portable = table["portable"]
         known["portable"] = _pin_of({**portable, "binary": portable["library"]})
     return EnginePin(**known)
-
-
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file, in hex; raises OSError if the file is unreadable."""
-    with open_regular(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def find_inside(module: str, name: str) -> Path | None:

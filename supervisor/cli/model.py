@@ -176,10 +176,10 @@ def _model_row(model: StoredModel) -> tuple[str, ...]:
 def _space(models: Iterable[StoredModel], places: Iterable[Root]) -> list[dict[str, Any]]:
     """Return the bytes of each store; a file of two models counts once."""
     found = []
-    for store in sorted({root.store for root in places}, key=STORES.index):
+    for store in sorted({store for store, _ in places}, key=STORES.index):
         own = [model for model in models if model.store == store]
         files = {Path(os.path.realpath(path)) for model in own for path in _files(model)}
-        paths = [str(root.path) for root in places if root.store == store and root.path.is_dir()]
+        paths = [str(path) for owner, path in places if owner == store and path.is_dir()]
         total = sum(path.stat().st_size for path in files if path.is_file())
         if own or paths:
             found.append(
@@ -198,13 +198,12 @@ def _files(model: StoredModel) -> Iterator[Path]:
 def _disks(places: Iterable[Root]) -> list[dict[str, Any]]:
     """Return the free space of each file system that holds a store."""
     found: dict[int, dict[str, Any]] = {}
-    for root in places:
+    for _, path in places:
         try:
-            device = root.path.stat().st_dev
-            usage = shutil.disk_usage(root.path)
+            device, usage = path.stat().st_dev, shutil.disk_usage(path)
         except OSError:
             continue
-        entry = {"path": str(root.path), "free_bytes": usage.free, "total_bytes": usage.total}
+        entry = {"path": str(path), "free_bytes": usage.free, "total_bytes": usage.total}
         found.setdefault(device, entry)
     return list(found.values())
 

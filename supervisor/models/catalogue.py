@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -23,11 +23,10 @@ from supervisor.models.local_stores import (
     search_folder,
     search_ollama,
 )
-from supervisor.models.stored_model import Store, StoredModel, Walk, open_model
+from supervisor.models.stored_model import Store, StoredModel, open_model, walk_files
 from supervisor.system.files import open_regular
 
-Search = Callable[[Path, Walk], Iterator[StoredModel]]
-
+_CACHES: Final[frozenset[Store]] = frozenset({"huggingface", "llama.cpp"})
 _NOTHING: Final[Mapping[Path, str]] = MappingProxyType({})
 
 
@@ -62,29 +61,15 @@ def search(
 
 def unopened_models(root: Root, notes: list[str]) -> Iterator[StoredModel]:
     """Yield the files of one place that may be models; notes the places that it cannot see."""
-    walk = Walk(root.path, notes=notes)
-    for look in _SEARCHES[root.store]:
-        yield from look(root.path, walk)
-
-
-def _folder(store: Store) -> Search:
-    return lambda root, walk: search_folder(root, store, walk)
-
-
-def _cache_search(store: Store) -> Search:
-    return lambda root, walk: search_cache(root, store, walk)
-
-
-_SEARCHES: Final[Mapping[Store, tuple[Search, ...]]] = MappingProxyType(
-    {
-        "corral": (_folder("corral"),),
-        "models_dir": (_folder("models_dir"),),
-        "huggingface": (_cache_search("huggingface"),),
-        "llama.cpp": (_cache_search("llama.cpp"), search_flat_cache),
-        "lmstudio": (_folder("lmstudio"),),
-        "ollama": (search_ollama,),
-    }
-)
+    store, path = root
+    if store == "ollama":
+        yield from search_ollama(path, notes)
+    elif store in _CACHES:
+        yield from search_cache(path, store, notes)
+    else:
+        yield from search_folder(path, store, notes)
+    if store == "llama.cpp":
+        yield from search_flat_cache(path, notes)
 
 
 def _without_copies(models: Iterable[StoredModel]) -> Iterator[StoredModel]:
@@ -113,7 +98,7 @@ def give_unique_names(
 
 
 # Every program that shares these caches may delete from them; other stores have an owner.
-_OURS: Final = frozenset({"corral", "huggingface", "llama.cpp"})
+_OURS: Final = _CACHES | {"corral"}
 
 
 def keeper_hint(model: StoredModel) -> str | None:
@@ -204,19 +189,27 @@ _MAGIC: Final = b"GGUF"
 def leftovers(places: Sequence[Root], notes: list[str]) -> Iterator[tuple[Path, Path, str]]:
     """Yield each file that nothing needs, its root, and why, a clause; spares running downloads."""
     now_s = datetime.now(tz=UTC).timestamp()
-    for root in places:
-        walk = Walk(root.path, notes=notes)
-        for look in _LEFTOVER_SEARCHES.get(root.store, ()):
-            for path, reason in look(root.path, walk):
-                if path.suffix in _PARTIAL and now_s - path.lstat().st_mtime < _QUIET_S:
-                    notes.append(f"{path} was left: it was written in the last {_QUIET_S:.0f} s")
-                else:
-                    yield path, root.path, reason
+    for store, root in places:
+        for path, reason in _unneeded(store, root, notes):
+            if path.suffix in _PARTIAL and now_s - path.lstat().st_mtime < _QUIET_S:
+                notes.append(f"{path} was left: it was written in the last {_QUIET_S:.0f} s")
+            else:
+                yield path, root, reason
 
 
-def _own_leftovers(root: Path, walk: Walk) -> Iterator[tuple[Path, str]]:
+def _unneeded(store: Store, root: Path, notes: list[str]) -> Iterator[tuple[Path, str]]:
+    if store == "corral":
+        yield from _own_leftovers(root, notes)
+    elif store in _CACHES:
+        yield from _cache_leftovers(root, notes)
+    if store == "llama.cpp":
+        partial = (path for path in _files(root) if path.suffix in _PARTIAL)
+        yield from ((path, "an unfinished download") for path in partial)
+
+
+def _own_leftovers(root: Path, notes: list[str]) -> Iterator[tuple[Path, str]]:
     by_directory: dict[Path, list[str]] = {}
-    for path in walk.files():
+    for path in walk_files(root, notes):
         if path.suffix in _PARTIAL or path.relative_to(root).parts[0] == _WHEELS:
             yield path, "an unfinished download"
         else:
@@ -241,8 +234,8 @@ def _unused_parts(groups: Sequence[FileGroup]) -> Iterator[tuple[str, str]]:
         yield from ((part.path, reason) for part in file_group.files)
 
 
-def _cache_leftovers(root: Path, walk: Walk) -> Iterator[tuple[Path, str]]:
-    for repository in repositories(root, walk):
+def _cache_leftovers(root: Path, notes: list[str]) -> Iterator[tuple[Path, str]]:
+    for repository in repositories(root, notes):
         locks = root / ".locks" / repository.name
         links = [path for path in (repository / "snapshots").rglob("*") if path.is_symlink()]
         dangling = (path for path in links if path.suffix == ".gguf" and not path.exists())
@@ -254,23 +247,6 @@ def _cache_leftovers(root: Path, walk: Walk) -> Iterator[tuple[Path, str]]:
                     yield blob, "an unfinished download"
             elif os.path.realpath(blob) not in used and _is_gguf(blob):
                 yield blob, "a GGUF that no revision uses"
-
-
-def _flat(root: Path, _walk: Walk) -> Iterator[tuple[Path, str]]:
-    for path in _files(root):
-        if path.suffix in _PARTIAL:
-            yield path, "an unfinished download"
-
-
-_LEFTOVER_SEARCHES: Final[
-    Mapping[Store, tuple[Callable[[Path, Walk], Iterator[tuple[Path, str]]], ...]]
-] = MappingProxyType(
-    {
-        "corral": (_own_leftovers,),
-        "huggingface": (_cache_leftovers,),
-        "llama.cpp": (_cache_leftovers, _flat),
-    }
-)
 
 
 def _files(directory: Path) -> list[Path]:

@@ -16,8 +16,8 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
@@ -27,7 +27,6 @@ os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 import httpx2
 from huggingface_hub import ModelInfo, constants
 from huggingface_hub.errors import OfflineModeIsEnabled
-from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import build_hf_headers, get_session
 
 from supervisor import __version__
@@ -54,36 +53,59 @@ _TOKENS: Final = "https://huggingface.co/settings/tokens"
 _TEXT_MAX: Final = 200
 
 
-@dataclass(frozen=True, slots=True)
-class HubRequest:
-    repo: str  # OWNER/NAME; empty if the server is not the hub
-    what: str  # the file, or else the repository
-    page: str  # its URL for a browser
-    has_token: bool  # whether it was sent with the hub's token
+# The errors of the hub by X-Error-Code, or by one of the last three names.
+_ERRORS: Final[Mapping[str, tuple[type[CorralError], str, str]]] = MappingProxyType(
+    {
+        "GatedRepo": (
+            HubAccessDenied,
+            "{repo} is gated: its owner wants conditions to be accepted",
+            "accept them at {page}{access}",
+        ),
+        "RevisionNotFound": (
+            NoSuchModel,
+            "{repo} has no such branch, tag or commit",
+            "see {page}",
+        ),
+        "EntryNotFound": (NoSuchModel, "{repo} has no {what}", "see {page}"),
+        "RepoNotFound": (
+            NoSuchModel,
+            "the hub has no repository {repo}, or does not show it to you",
+            "check the spelling (corral model search WORDS); {private}",
+        ),
+        "bad token": (
+            HubAccessDenied,
+            "the hub does not accept your token for {what}{said}",
+            f"set HF_TOKEN to a valid one ({_TOKENS}), or unset it for public models",
+        ),
+        "denied": (
+            HubAccessDenied,
+            "the hub denies access to {what} ({status}){said}",
+            "see {page}; for a private repository set HF_TOKEN",
+        ),
+        "other": (DownloadFailed, "the hub answered {status} for {what}{said}", "try again later"),
+    }
+)
 
 
-def _response_error(
-    status: int, headers: Mapping[str, str], asked: HubRequest
-) -> CorralError | Interruption:
-    """Return the error to raise; an Interruption if another attempt may succeed."""
-    code = headers.get("x-error-code", "")
-    if status in _TRANSIENT:
-        return _transient(status, headers)
-    if not asked.repo:
-        kind = NoSuchModel if status in {404, 410} else DownloadFailed
-        return kind(
-            f"the server answered {status} for {asked.page}", hint="check the URL in a browser"
-        )
-    if code == "GatedRepo":
-        return _gated_error(asked)
-    if status == 404 or code in {"RepoNotFound", "RevisionNotFound", "EntryNotFound"}:
-        return _missing_error(code, asked)
-    if status in {401, 403}:
-        return _denial_error(status, headers, asked)
-    said = _server_message(headers)
-    return DownloadFailed(
-        f"the hub answered {status} for {asked.what}{said}", hint="try again later"
+def _hub_error(answer: httpx2.Response, repo: str, what: str, page: str) -> CorralError:
+    """Return the error of a repository, of which `what` was requested; `page` is its URL."""
+    status, code = answer.status_code, answer.headers.get("x-error-code", "")
+    has_token = "authorization" in answer.request.headers
+    if code not in _ERRORS:
+        code = "bad token" if status == 401 and has_token else "denied"
+        code = {404: "RepoNotFound", 401: code, 403: code}.get(status, "other")
+    access, private = (
+        f", then set HF_TOKEN to a token from {_TOKENS}",
+        "if it is private, set HF_TOKEN",
     )
+    if has_token:
+        access = "; the account of your token has no access yet"
+        private = "your token has no access to it if it is private"
+    text = answer.headers.get("x-error-message", "")[:_TEXT_MAX]
+    texts = {"repo": repo, "what": what, "page": page, "status": status, "access": access}
+    texts |= {"private": private, "said": f": {text}" if text else ""}
+    kind, message, hint = _ERRORS[code]
+    return kind(message.format_map(texts), hint=hint.format_map(texts))
 
 
 def _transient(status: int, headers: Mapping[str, str]) -> Interruption:
@@ -104,56 +126,6 @@ def _requested_wait_s(headers: Mapping[str, str]) -> float | None:
     return float(found[1]) if found else None
 
 
-def _gated_error(asked: HubRequest) -> CorralError:
-    then = (
-        "; the account of your token has no access yet"
-        if asked.has_token
-        else f", then set HF_TOKEN to a token from {_TOKENS}"
-    )
-    return HubAccessDenied(
-        f"{asked.repo} is gated: its owner wants conditions to be accepted",
-        hint=f"accept them at {asked.page}{then}",
-    )
-
-
-def _missing_error(code: str, asked: HubRequest) -> CorralError:
-    if code == "RevisionNotFound":
-        return NoSuchModel(
-            f"{asked.repo} has no such branch, tag or commit", hint=f"see {asked.page}"
-        )
-    if code == "EntryNotFound":
-        return NoSuchModel(f"{asked.repo} has no {asked.what}", hint=f"see {asked.page}")
-    private = (
-        "your token has no access to it if it is private"
-        if asked.has_token
-        else "if it is private, set HF_TOKEN"
-    )
-    return NoSuchModel(
-        f"the hub has no repository {asked.repo}, or does not show it to you",
-        hint=f"check the spelling (corral model search WORDS); {private}",
-    )
-
-
-def _denial_error(status: int, headers: Mapping[str, str], asked: HubRequest) -> CorralError:
-    said = _server_message(headers)
-    if status == 401 and asked.has_token:
-        return HubAccessDenied(
-            f"the hub does not accept your token for {asked.what}{said}",
-            hint=f"set HF_TOKEN to a valid one ({_TOKENS}), or unset it for public models",
-        )
-    return HubAccessDenied(
-        f"the hub denies access to {asked.what} ({status}){said}",
-        hint=f"see {asked.page}; for a private repository set HF_TOKEN",
-    )
-
-
-def _server_message(headers: Mapping[str, str]) -> str:
-    text = headers.get("x-error-message", "")[:_TEXT_MAX]
-    return f": {text}" if text else ""
-
-
-__all__ = ["ModelInfo", "RepoSibling", "cache_root", "default_endpoint", "is_offline", "stream"]
-
 _TIMEOUT: Final = httpx2.Timeout(30.0, connect=10.0)
 _AGENT: Final = "llama-corral"
 
@@ -165,10 +137,6 @@ def is_offline() -> bool:
 def cache_root() -> Path:
     """Return the user's Hugging Face cache: HF_HUB_CACHE, or below HF_HOME."""
     return Path(constants.HF_HUB_CACHE)
-
-
-def default_endpoint() -> str:
-    return str(constants.ENDPOINT)
 
 
 @contextmanager
@@ -188,7 +156,7 @@ def stream(
         ) as response,
     ):
         if response.status_code not in {200, 206, 416}:
-            raise _refusal(response, endpoint, name, has_token="authorization" in sent)
+            raise _refusal(response, endpoint, name)
         yield response
 
 
@@ -205,20 +173,23 @@ def _headers(url: str, endpoint: str) -> dict[str, str]:
     return dict(found)
 
 
-def _refusal(
-    answer: httpx2.Response, endpoint: str, name: str, *, has_token: bool
-) -> CorralError | Interruption:
+def _refusal(answer: httpx2.Response, endpoint: str, name: str) -> CorralError | Interruption:
+    """Return the error to raise; an Interruption if another attempt may succeed."""
+    status = answer.status_code
     first, last = str(answer.history[0].url if answer.history else answer.url), str(answer.url)
-    if not first.startswith(f"{endpoint}/"):
-        asked = HubRequest("", name, without_secrets(first), has_token)
-        return _response_error(answer.status_code, answer.headers, asked)
-    if not last.startswith(f"{endpoint}/"):
+    is_hub = first.startswith(f"{endpoint}/")
+    if is_hub and not last.startswith(f"{endpoint}/"):
         # The link to the download server has expired; the hub gives a new one.
-        return Interruption(f"the download server answered {answer.status_code}")
+        return Interruption(f"the download server answered {status}")
+    if status in _TRANSIENT:
+        return _transient(status, answer.headers)
+    if not is_hub:
+        page = without_secrets(first)
+        kind = NoSuchModel if status in {404, 410} else DownloadFailed
+        return kind(f"the server answered {status} for {page}", hint="check the URL in a browser")
     found = re.match(r"/(?:api/models/)?([^/]+/[^/]+)(?:/|$)", first.removeprefix(endpoint))
     repo = found[1] if found else name
-    asked = HubRequest(repo, name, f"{endpoint}/{repo}", has_token)
-    return _response_error(answer.status_code, answer.headers, asked)
+    return _hub_error(answer, repo, name, f"{endpoint}/{repo}")
 
 
 @contextmanager
@@ -316,7 +287,7 @@ class HubClient(Client):
         range_max_bytes: int = RANGE_MAX_BYTES,
     ) -> None:
         super().__init__(sleep, notify, range_max_bytes)
-        self.endpoint = (endpoint or default_endpoint()).rstrip("/")
+        self.endpoint = (endpoint or str(constants.ENDPOINT)).rstrip("/")
 
     def repository(self, repo: str, revision: str) -> Repository:
         """List the GGUF files of a repository.

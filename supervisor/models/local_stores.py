@@ -31,14 +31,14 @@ import secrets
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from supervisor.models.file_names import FileGroup, FileName, group
 from supervisor.models.repository import RemoteFile, Repository
-from supervisor.models.stored_model import Store, StoredModel, Walk, label
+from supervisor.models.stored_model import Store, StoredModel, label, walk_files
 from supervisor.system.files import expand_home, open_regular
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
@@ -128,72 +128,57 @@ _POINTER_MAX_BYTES: Final = 4096
 _OLLAMA_SERVICE: Final = Path("/usr/share/ollama/.ollama/models")
 
 
-@dataclass(frozen=True, slots=True)
-class Root:
-    store: Store
-    path: Path
+# A store, and a directory to search.
+Root = tuple[Store, Path]
 
 
 def roots(
     ours: Path, models_dirs: Sequence[Path], environ: Mapping[str, str] = os.environ
 ) -> tuple[Root, ...]:
-    """Return all places to search, in the order in which models get their names."""
+    """Return all places to search, in the order in which models get their names.
+
+    Source: huggingface_hub, constants.py; llama.cpp, common/common.cpp, fs_get_cache_directory.
+    """
     home = expand_home(Path("~")).absolute()  # `~` stays if there is no home
-    ollama = tuple(_path_from_environment(environ, "OLLAMA_MODELS"))
-    return (
-        Root("corral", ours),
-        *(Root("models_dir", path) for path in models_dirs),
-        *(Root("huggingface", path) for path in _first(_huggingface(home, environ))),
-        *(Root("llama.cpp", path) for path in _first(_llama_cpp(home, environ))),
-        *(Root("lmstudio", path) for path in dict.fromkeys(_lm_studio(home))),
-        *(
-            Root("ollama", path)
-            for path in ollama or (home / ".ollama" / "models", _OLLAMA_SERVICE)
-        ),
-    )
 
+    def at(name: str, below: str = "") -> list[Path]:
+        text = environ.get(name)
+        return [expand_home(Path(text)).absolute() / below] if text else []
 
-def _huggingface(home: Path, environ: Mapping[str, str]) -> Iterator[Path]:
-    """Source: huggingface_hub, constants.py."""
-    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        yield from _path_from_environment(environ, name)
-    for path in _path_from_environment(environ, "HF_HOME"):
-        yield path / "hub"
-    for path in _path_from_environment(environ, "XDG_CACHE_HOME"):
-        yield path / "huggingface" / "hub"
-    yield home / ".cache" / "huggingface" / "hub"
-
-
-def _llama_cpp(home: Path, environ: Mapping[str, str]) -> Iterator[Path]:
-    """Source: llama.cpp, common/common.cpp, fs_get_cache_directory."""
-    yield from _path_from_environment(environ, "LLAMA_CACHE")
-    if sys.platform == "darwin":
-        yield home / "Library" / "Caches" / "llama.cpp"
-    for path in _path_from_environment(environ, "XDG_CACHE_HOME"):
-        yield path / "llama.cpp"
-    yield home / ".cache" / "llama.cpp"
+    is_mac = sys.platform == "darwin"
+    found: Mapping[Store, Sequence[Path]] = {
+        "corral": [ours],
+        "models_dir": models_dirs,
+        "huggingface": at("HF_HUB_CACHE")
+        or at("HUGGINGFACE_HUB_CACHE")
+        or at("HF_HOME", "hub")
+        or at("XDG_CACHE_HOME", "huggingface/hub")
+        or [home / ".cache/huggingface/hub"],
+        "llama.cpp": at("LLAMA_CACHE")
+        or ([home / "Library/Caches/llama.cpp"] if is_mac else at("XDG_CACHE_HOME", "llama.cpp"))
+        or [home / ".cache/llama.cpp"],
+        "lmstudio": list(dict.fromkeys(_lm_studio(home))),
+        "ollama": at("OLLAMA_MODELS") or [home / ".ollama/models", _OLLAMA_SERVICE],
+    }
+    return tuple((store, path) for store, paths in found.items() for path in paths)
 
 
 def _lm_studio(home: Path) -> Iterator[Path]:
     """Yield the folder that LM Studio's pointer file names, and its two default folders."""
-    try:
-        with open_regular(home / ".lmstudio-home-pointer") as file:
-            text = file.read(_POINTER_MAX_BYTES).decode("utf-8", "replace").strip()
-    except OSError:
-        text = ""
+    text = _read_text(home / ".lmstudio-home-pointer", _POINTER_MAX_BYTES)
     if text and text.isprintable() and Path(text).is_absolute():
         yield Path(text) / "models"
     yield home / ".lmstudio" / "models"
     yield home / ".cache" / "lm-studio" / "models"
 
 
-def _path_from_environment(environ: Mapping[str, str], name: str) -> Iterator[Path]:
-    if text := environ.get(name):
-        yield expand_home(Path(text)).absolute()
-
-
-def _first(paths: Iterable[Path]) -> Iterator[Path]:
-    yield next(iter(paths))
+def _read_text(path: Path, max_bytes: int) -> str:
+    """Read a line that another program has written; empty if it cannot be read."""
+    try:
+        with open_regular(path) as file:
+            return file.read(max_bytes).decode("utf-8", "replace").strip()
+    except OSError:
+        return ""
 
 
 # PUBLISHER/REPOSITORY/…/FILE
@@ -204,9 +189,9 @@ _REPOSITORY_PARTS = 3
 NameOf = Callable[[FileName, str], str]
 
 
-def search_folder(root: Path, store: Store, walk: Walk) -> Iterator[StoredModel]:
+def search_folder(root: Path, store: Store, notes: list[str]) -> Iterator[StoredModel]:
     """Yield the models below a directory, named PUBLISHER/REPOSITORY:QUANT if it has such parts."""
-    yield from _group_models(root, walk.files(), store, path_name)
+    yield from _group_models(root, walk_files(root, notes), store, path_name)
 
 
 def _group_models(
@@ -262,35 +247,35 @@ _REPOSITORIES_MAX: Final = 2000
 _REF_MAX_BYTES: Final = 256
 
 
-def search_cache(root: Path, store: Store, walk: Walk) -> Iterator[StoredModel]:
+def search_cache(root: Path, store: Store, notes: list[str]) -> Iterator[StoredModel]:
     """Yield the models in the newest revision of each repository of a Hugging Face cache."""
-    for directory in repositories(root, walk):
+    for directory in repositories(root, notes):
         found = _REPOSITORY.fullmatch(directory.name)
         if found and (snapshot := _snapshot(directory)):
-            inner = walk.at(snapshot)
             name_of = partial(repository_name, found[1], found[2])
-            for model in _group_models(snapshot, inner.files(), store, name_of):
+            for model in _group_models(snapshot, walk_files(snapshot, notes), store, name_of):
                 yield replace(model, root=root)
 
 
-def repositories(root: Path, walk: Walk) -> list[Path]:
+def repositories(root: Path, notes: list[str]) -> list[Path]:
     """Return the directories of models in a cache; notes a cache that cannot be read."""
     try:
         found = sorted(path for path in root.iterdir() if path.name.startswith("models--"))
     except FileNotFoundError:
         return []
     except OSError as error:
-        walk.notes.append(f"{root} cannot be read: {error.strerror}")
+        notes.append(f"{root} cannot be read: {error.strerror}")
         return []
     if len(found) > _REPOSITORIES_MAX:
-        walk.notes.append(f"{root}: the search ended after {_REPOSITORIES_MAX:,} repositories")
+        notes.append(f"{root}: the search ended after {_REPOSITORIES_MAX:,} repositories")
     return found[:_REPOSITORIES_MAX]
 
 
 def _snapshot(directory: Path) -> Path | None:
     """Return the snapshot of the branch `main`, or else the newest snapshot."""
-    named = directory / "snapshots" / (_main(directory) or "-")
-    if named.is_dir():
+    main = _read_text(directory / "refs" / "main", _REF_MAX_BYTES)
+    named = directory / "snapshots" / main
+    if _REVISION.fullmatch(main) and main.strip(".") and named.is_dir():
         return named
     try:
         found = [(path.stat().st_mtime, path) for path in (directory / "snapshots").iterdir()]
@@ -299,24 +284,14 @@ def _snapshot(directory: Path) -> Path | None:
     return max(found)[1] if found else None
 
 
-def _main(directory: Path) -> str | None:
-    try:
-        with open_regular(directory / "refs" / "main") as file:
-            text = file.read(_REF_MAX_BYTES).decode("ascii", "replace").strip()
-    except OSError:
-        return None
-    return text if _REVISION.fullmatch(text) and text.strip(".") else None
-
-
 _MANIFEST: Final = "manifest="
 _MANIFEST_MAX_BYTES: Final = 1024**2
 _MANIFEST_PARTS: Final = 3
-_STORE: Final = "llama.cpp"
 
 
-def search_flat_cache(root: Path, walk: Walk) -> Iterator[StoredModel]:
+def search_flat_cache(root: Path, notes: list[str]) -> Iterator[StoredModel]:
     """Yield the models of a flat cache, named USER/REPO:TAG if they have a manifest."""
-    found = list(search_folder(root, _STORE, walk))
+    found = list(search_folder(root, "llama.cpp", notes))
     manifests = dict(_manifests(root))
     for model in found:
         if known := manifests.get(model.path.name):
@@ -369,10 +344,10 @@ _REGISTRY, _LIBRARY = "registry.ollama.ai", "library"
 _PARTS: Final = 4
 
 
-def search_ollama(root: Path, walk: Walk) -> Iterator[StoredModel]:
+def search_ollama(root: Path, notes: list[str]) -> Iterator[StoredModel]:
     """Yield the models of Ollama's store; `root` contains `manifests` and `blobs`."""
     manifests = root / "manifests"
-    for path in walk.at(manifests).files():
+    for path in walk_files(manifests, notes):
         parts = path.relative_to(manifests).parts
         if len(parts) == _PARTS:
             yield _add_layers(StoredModel(_name(parts), "ollama", path, root), root / "blobs")

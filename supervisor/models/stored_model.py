@@ -14,9 +14,10 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from supervisor.errors import ModelInvalid
 from supervisor.models import metadata
@@ -27,69 +28,64 @@ from supervisor.system.ownership import foreign_owner
 _HIDDEN: Final = "."
 
 
-@dataclass(slots=True)
-class Walk:
-    """A walk through a directory tree, which ends early when it reaches a limit."""
+def walk_files(
+    root: Path,
+    notes: list[str],
+    *,
+    max_entries: int = 50_000,
+    max_depth: int = 8,
+    max_s: float = 5.0,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Path]:
+    """Yield all files below a directory in order of name; visits each directory once.
 
-    root: Path
-    max_entries: int = 50_000
-    max_depth: int = 8
-    max_s: float = 5.0
-    clock: Callable[[], float] = time.monotonic
-    notes: list[str] = field(default_factory=list)  # a sentence for everything it left out
-    _seen: set[tuple[int, int]] = field(default_factory=set)
-    _entries: int = 0
-    _until_s: float = 0
+    It ends early at a limit. `notes` gets a sentence for everything that it leaves out.
+    """
+    seen: set[tuple[int, int]] = set()
+    entries, until_s = 0, clock() + max_s
 
-    def at(self, root: Path) -> Walk:
-        """Return a walk of another tree with the same limits and notes."""
-        return Walk(root, self.max_entries, self.max_depth, self.max_s, self.clock, self.notes)
-
-    def files(self) -> Iterator[Path]:
-        """Yield all files below the root in order of name; visits each directory once."""
-        self._until_s = self.clock() + self.max_s
-        yield from self._walk(self.root, 0)
-
-    def _walk(self, directory: Path, depth: int) -> Iterator[Path]:
-        for path in self._names(directory):
-            if self._is_spent():
+    def walk(directory: Path, depth: int) -> Iterator[Path]:
+        nonlocal entries
+        for path in _entries(directory, seen, notes, max(0, max_entries - entries) + 1):
+            entries += 1
+            if entries > max_entries:
+                _note(notes, f"{root}: the search ended after {max_entries:,} files")
+                return
+            if clock() > until_s:
+                _note(notes, f"{root}: the search ended after {max_s:g} s")
                 return
             if not os.path.isdir(path):  # noqa: PTH112 (Path.is_dir may raise)
                 yield path
-            elif depth < self.max_depth:
-                yield from self._walk(path, depth + 1)
+            elif depth < max_depth:
+                yield from walk(path, depth + 1)
             else:
-                self._note(f"{path} was not searched: more than {self.max_depth} levels deep")
+                _note(notes, f"{path} was not searched: more than {max_depth} levels deep")
 
-    def _names(self, directory: Path) -> list[Path]:
-        try:
-            found = directory.stat()
-            if (found.st_dev, found.st_ino) in self._seen:
-                return []
-            self._seen.add((found.st_dev, found.st_ino))
-            room = max(0, self.max_entries - self._entries) + 1
-            with os.scandir(directory) as entries:
-                names = [entry.name for entry, _ in zip(entries, range(room), strict=False)]
-        except FileNotFoundError:
+    yield from walk(root, 0)
+
+
+def _note(notes: list[str], text: str) -> None:
+    if text not in notes:
+        notes.append(text)
+
+
+def _entries(
+    directory: Path, seen: set[tuple[int, int]], notes: list[str], most: int
+) -> list[Path]:
+    """Return the entries of a directory by name, without hidden ones; none if it was seen."""
+    try:
+        found = directory.stat()
+        if (found.st_dev, found.st_ino) in seen:
             return []
-        except OSError as error:
-            self._note(f"{directory} cannot be read: {error.strerror}")
-            return []
-        return [directory / name for name in sorted(names) if not name.startswith(_HIDDEN)]
-
-    def _is_spent(self) -> bool:
-        self._entries += 1
-        if self._entries > self.max_entries:
-            self._note(f"{self.root}: the search ended after {self.max_entries:,} files")
-        elif self.clock() > self._until_s:
-            self._note(f"{self.root}: the search ended after {self.max_s:g} s")
-        else:
-            return False
-        return True
-
-    def _note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)
+        seen.add((found.st_dev, found.st_ino))
+        with os.scandir(directory) as listed:
+            names = [entry.name for entry in islice(listed, most)]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        _note(notes, f"{directory} cannot be read: {error.strerror}")
+        return []
+    return [directory / name for name in sorted(names) if not name.startswith(_HIDDEN)]
 
 
 _FILES_MAX: Final = 256
@@ -164,14 +160,7 @@ def _fits(path: Path, model: Gguf, cache_dir: Path, skipped: list[str]) -> bool:
 Store = Literal["corral", "models_dir", "huggingface", "llama.cpp", "lmstudio", "ollama"]
 
 # The order in which models get their names; the second of two equal names gets `@STORE`.
-STORES: Final[tuple[Store, ...]] = (
-    "corral",
-    "models_dir",
-    "huggingface",
-    "llama.cpp",
-    "lmstudio",
-    "ollama",
-)
+STORES: Final[tuple[Store, ...]] = get_args(Store)
 _NAME_MAX: Final = 64
 _DIGEST_CHARACTERS: Final = 8
 _LABEL_MAX: Final = 128

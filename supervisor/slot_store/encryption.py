@@ -34,7 +34,6 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 from proxy.auth.keys_file import read_private
 from proxy.errors import ConfigError
-from supervisor.builds.discover import sha256_of
 from supervisor.engine.client import SlotFileInfo
 from supervisor.errors import SettingsInvalid
 from supervisor.slot_store.manifest import Manifest
@@ -45,7 +44,7 @@ from supervisor.slot_store.slot_file import (
     check_header,
     read_checked,
 )
-from supervisor.system.files import sync
+from supervisor.system.files import sha256_of, sync
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
 
 from supervisor.errors import CorralError, DownloadFailed
+from supervisor.system.files import sha256_of
 
 if TYPE_CHECKING:
     import httpx
@@ -340,14 +341,9 @@ def download(
             hint=f"it was removed; {_RETRY}",
         )
 
-    if not (target.exists() and _sha256(target) == file.digest):
+    if not (target.exists() and sha256_of(target) == file.digest):
         fetch(file, directory / f"{file.name}{PART}", target, client, show, wrong)
     return target
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # The default of `--index-url` in pip's help; no other option has a URL as its default.

@@ -70,6 +70,12 @@ def open_regular(path: Path) -> BufferedReader:
     return file
 
 
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file, in hex; raises OSError if the file is unreadable."""
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def stat_regular(path: Path) -> os.stat_result:
     """Stat a regular file; raises as `open_regular`."""
     try:

@@ -11,8 +11,8 @@ from supervisor.builds.discover import (
     cpu_library_for,
     default_search_paths,
     engine_pins,
-    sha256_of,
 )
+from supervisor.system.files import sha256_of
 from supervisor.system.paths import shipped_directory
 
 OLD_CPU = frozenset({"avx2", "fma"})

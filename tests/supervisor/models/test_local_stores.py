@@ -17,7 +17,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def of(store: str, environ: dict[str, str] | None = None) -> list[str]:
     found = roots(Path("/ours"), [Path("/a"), Path("/b")], environ or {})
-    return [str(root.path) for root in found if root.store == store]
+    return [str(path) for owner, path in found if owner == store]
 
 
 def test_without_variables_all_are_in_the_home_directory(home: Path) -> None:

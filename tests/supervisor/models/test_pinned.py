@@ -49,7 +49,7 @@ def test_progress_counts_up_to_the_whole(tmp_path: Path) -> None:
     unpacked = [done for stage, done, _ in steps if stage == "unpack"]
     assert unpacked == sorted(unpacked)
     assert unpacked[-1] == PIN.size_bytes
-    assert steps[-1] == ("verify", PIN.size_bytes, PIN.size_bytes)
+    assert steps[-1] == ("unpack", PIN.size_bytes, PIN.size_bytes)
 
 
 def test_a_complete_file_is_not_fetched_again(tmp_path: Path) -> None:

@@ -33,9 +33,9 @@ def places(tmp_path: Path, files: Files) -> tuple[Root, ...]:
         "registry.ollama.ai/library/eyes/4b", model=files["model"], projector=files["clip"]
     )
     return (
-        Root("huggingface", hub.root),
-        Root("lmstudio", tmp_path / "lmstudio"),
-        Root("ollama", ollama.root),
+        ("huggingface", hub.root),
+        ("lmstudio", tmp_path / "lmstudio"),
+        ("ollama", ollama.root),
     )
 
 

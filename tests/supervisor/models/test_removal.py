@@ -40,7 +40,7 @@ def test_a_model_of_the_cache_goes_with_its_blob_and_its_repository(
     link = cache.add("org/tiny", "tiny-Q8_0.gguf", model)
     cache.add("org/tiny", "mmproj-F16.gguf", files["clip"].read_bytes())
     cache.add("org/other", "other-Q8_0.gguf", model)
-    found = only(Root("huggingface", cache.root), tmp_path / "cache", "org/tiny:Q8_0")
+    found = only(("huggingface", cache.root), tmp_path / "cache", "org/tiny:Q8_0")
     gone = files_to_remove(found)
     assert {link, link.resolve()} <= set(gone)
     assert bytes_of(gone) == len(model) + files["clip"].stat().st_size
@@ -54,10 +54,10 @@ def test_a_blob_of_another_file_stays(tmp_path: Path, files: Files) -> None:
     cache.add("org/tiny", "tiny-Q8_0.gguf", model)
     cache.add("org/tiny", "tiny-Q4_0.gguf", model)
     cache.add("org/tiny", "mmproj-F16.gguf", files["clip"].read_bytes())
-    found = only(Root("huggingface", cache.root), tmp_path / "cache", "org/tiny:Q8_0")
+    found = only(("huggingface", cache.root), tmp_path / "cache", "org/tiny:Q8_0")
     assert files_to_remove(found) == found.files
     remove_files(files_to_remove(found), cache.root)
-    other = only(Root("huggingface", cache.root), tmp_path / "cache", "org/tiny:Q4_0")
+    other = only(("huggingface", cache.root), tmp_path / "cache", "org/tiny:Q4_0")
     assert other.problem is None
     assert other.projector is not None
 
@@ -68,7 +68,7 @@ def test_a_link_out_of_the_cache_is_deleted_and_not_followed(tmp_path: Path, fil
     link = cache.add("org/tiny", "tiny-Q8_0.gguf", b"x")
     link.unlink()
     link.symlink_to(outside)
-    found = only(Root("huggingface", cache.root), tmp_path / "cache", "org/tiny:Q8_0")
+    found = only(("huggingface", cache.root), tmp_path / "cache", "org/tiny:Q8_0")
     remove_files(files_to_remove(found), cache.root)
     assert outside.exists()
     assert not link.is_symlink()
@@ -111,10 +111,10 @@ def places(tmp_path: Path, files: Files) -> list[Root]:
         if path.is_file() and not path.is_symlink():
             os.utime(path, (1, 1))
     return [
-        Root("corral", ours),
-        Root("huggingface", cache.root),
-        Root("llama.cpp", tmp_path / "llama"),
-        Root("ollama", tmp_path / "gone"),
+        ("corral", ours),
+        ("huggingface", cache.root),
+        ("llama.cpp", tmp_path / "llama"),
+        ("ollama", tmp_path / "gone"),
     ]
 
 

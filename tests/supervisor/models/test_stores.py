@@ -9,14 +9,13 @@ import pytest
 from support.stores_layout import HuggingFace, Ollama, copied
 
 from supervisor.models.catalogue import Catalogue, give_unique_names, search
-from supervisor.models.local_stores import Root
 from supervisor.models.stored_model import Store, StoredModel
 
 Files = dict[str, Path]
 
 
 def look(*places: tuple[Store, Path], cache: Path, taken: tuple[str, ...] = ()) -> Catalogue:
-    return search([Root(store, path) for store, path in places], cache, taken)
+    return search([(store, path) for store, path in places], cache, taken)
 
 
 def by_name(found: Catalogue) -> dict[str, StoredModel]:

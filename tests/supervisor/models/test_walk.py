@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.models.stored_model import Walk
+from supervisor.models.stored_model import walk_files
 
 
 @pytest.fixture
@@ -20,27 +20,28 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path / "tree"
 
 
-def names(walk: Walk) -> list[str]:
-    return [str(path.relative_to(walk.root)) for path in walk.files()]
+def names(root: Path, notes: list[str] | None = None, **limits: Any) -> list[str]:
+    found = walk_files(root, [] if notes is None else notes, **limits)
+    return [str(path.relative_to(root)) for path in found]
 
 
 def test_files_come_by_name_without_hidden_ones(tree: Path) -> None:
-    assert names(Walk(tree)) == ["a/b/two.gguf", "a/one.gguf", "three.gguf"]
+    assert names(tree) == ["a/b/two.gguf", "a/one.gguf", "three.gguf"]
 
 
 def test_a_loop_of_links_is_walked_once(tree: Path) -> None:
     (tree / "a" / "again").symlink_to(tree)
     (tree / "self").symlink_to("self")
-    walk = Walk(tree)
-    assert names(walk) == ["a/b/two.gguf", "a/one.gguf", "self", "three.gguf"]
-    assert walk.notes == []
+    notes = list[str]()
+    assert names(tree, notes) == ["a/b/two.gguf", "a/one.gguf", "self", "three.gguf"]
+    assert notes == []
 
 
 def test_a_directory_behind_a_link_is_searched(tree: Path, tmp_path: Path) -> None:
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "five.gguf").touch()
     (tree / "linked").symlink_to(tmp_path / "more")
-    assert "linked/five.gguf" in names(Walk(tree))
+    assert "linked/five.gguf" in names(tree)
 
 
 @pytest.mark.parametrize(
@@ -55,9 +56,9 @@ def test_each_limit_is_noted(
     tree: Path, limits: dict[str, Any], seen: list[str], note: str
 ) -> None:
     seconds = itertools.count()
-    walk = Walk(tree, **limits, clock=lambda: float(next(seconds)))
-    assert names(walk) == seen
-    assert any(note in line for line in walk.notes)
+    notes = list[str]()
+    assert names(tree, notes, **limits, clock=lambda: float(next(seconds))) == seen
+    assert any(note in line for line in notes)
 
 
 def test_a_link_into_a_closed_directory_is_no_directory(
@@ -69,7 +70,7 @@ def test_a_link_into_a_closed_directory_is_no_directory(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "is_dir", refuse)
-    assert "three.gguf" in names(Walk(tree))
+    assert "three.gguf" in names(tree)
 
 
 def test_what_cannot_be_listed_is_noted_and_what_is_missing_is_empty(
@@ -79,7 +80,7 @@ def test_what_cannot_be_listed_is_noted_and_what_is_missing_is_empty(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("supervisor.models.stored_model.os.scandir", refuse)
-    walk = Walk(tree)
-    assert names(walk) == []
-    assert walk.notes == [f"{tree} cannot be read: Permission denied"]
-    assert names(Walk(tree / "gone")) == []
+    notes = list[str]()
+    assert names(tree, notes) == []
+    assert notes == [f"{tree} cannot be read: Permission denied"]
+    assert names(tree / "gone") == []
