@@ -1,14 +1,440 @@
-"""Builds `corral` from the groups of commands."""
+"""Builds `corral`, and declares the commands of the daemon, the service, and measurements."""
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+import os
+import signal
+from pathlib import Path
+from typing import Annotated, Final, Literal
 
 import typer
+from typer import BadParameter, Option, Typer
 
 from supervisor import __version__
-from supervisor.cli import app_measure, app_requests, app_run, app_setup
+from supervisor.cli import app_requests, app_setup
+from supervisor.cli.options import (
+    Config,
+    Json,
+    Listen,
+    ModelName,
+    Models,
+    Names,
+    flag,
+    names_of,
+    verb,
+    word,
+)
 from supervisor.errors import Interrupted
+from supervisor.output import CommandResult
+
+run_commands = Typer()
+
+
+@verb(run_commands, has_json=False)
+def serve(
+    models: Models = None,
+    config: Config = None,
+    listen: Listen = None,
+    desktop: Annotated[
+        bool,
+        Option(
+            "--desktop",
+            help="Serve a desktop application: any free port of 127.0.0.1 with an API key, events "
+            "as JSON lines on standard output. Ends when standard input is closed.",
+        ),
+    ] = False,
+    watch_pid: Annotated[
+        int | None, Option(min=1, metavar="PID", help="With --desktop: end when this process ends.")
+    ] = None,
+) -> CommandResult:
+    """Run the daemon in the foreground until Ctrl-C.
+
+    One Ctrl-C lets running requests finish, a second shortens the wait to 5 s, a third ends it.
+    SIGHUP reloads the settings, as corral reload does.
+    """
+    if watch_pid and not desktop:
+        raise BadParameter("--watch-pid needs --desktop")
+    if desktop:
+        if listen:
+            raise BadParameter("--desktop chooses the address; leave out --listen")
+        from supervisor.cli.desktop_host import serve_desktop
+
+        return serve_desktop(models or [], config, watch_pid)
+    # Until the daemon handles signals, Ctrl-C kills it: a KeyboardInterrupt could be raised in the
+    # clean-up of an import, where Python ignores it.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from supervisor.cli.serve import serve as call
+
+    return call(models or [], config, listen, None)
+
+
+@verb(run_commands)
+def start(
+    models: Models = None,
+    config: Config = None,
+    listen: Listen = None,
+    wait: Annotated[bool, Option(help="Return only when the models are ready.")] = True,
+) -> CommandResult:
+    """Start models in the background; returns when they are ready."""
+    from supervisor.cli.start import start as call
+
+    return call(models or [], config, listen, wait=wait)
+
+
+@verb(run_commands, has_json=False)
+def worker(  # noqa: PLR0913, PLR0917 (a command has its options)
+    host: Annotated[
+        str, Option(help="A loopback or private IPv4 address of this machine.")
+    ] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65_535, help="0: any free port.")] = 50_052,
+    threads: Annotated[
+        int | None, Option(min=1, max=1024, help="Threads. Unset: half of all CPUs.")
+    ] = None,
+    device: Annotated[
+        str | None, Option(help="Devices to offer, with commas. Unset: all, or the CPU.")
+    ] = None,
+    memory: Annotated[
+        int | None, Option(min=1, metavar="MIB", help="Memory to offer, if the build can.")
+    ] = None,
+    cache: Annotated[
+        bool, flag("--cache", "Keep large tensors on disk, for faster loads.")
+    ] = False,
+    config: Config = None,
+) -> CommandResult:
+    """Run an RPC worker in the foreground until Ctrl-C. It computes layers for other machines.
+
+    It serves one engine at a time. Its protocol has no authentication and no encryption: other
+    machines reach it only at a private address, which --host must name.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # as in `serve`
+    from supervisor.cli.worker import worker as call
+    from supervisor.rpc.worker import WorkerOptions
+
+    memory_bytes = memory * 1024**2 if memory else None
+    options = WorkerOptions(host, port, threads, device, cache, memory_bytes)
+    return call(options, config)
+
+
+@verb(run_commands)
+def stop(models: Names = None) -> CommandResult:
+    """Drain and stop models; without names, the daemon too."""
+    from supervisor.cli.start import stop as call
+
+    return call(models or [])
+
+
+@verb(run_commands)
+def restart(models: Names = None) -> CommandResult:
+    """Drain models and start them again."""
+    from supervisor.cli.start import restart as call
+
+    return call(models or [])
+
+
+@verb(run_commands)
+def load(models: Names = None) -> CommandResult:
+    """Load models into memory, unloading idle ones if needed."""
+    from supervisor.cli.start import load as call
+
+    return call(models or [])
+
+
+@verb(run_commands)
+def unload(models: Names = None) -> CommandResult:
+    """Unload models until a request needs them; without names, all."""
+    from supervisor.cli.start import unload as call
+
+    return call(models or [])
+
+
+@verb(run_commands)
+def reload(
+    dry_run: Annotated[bool, flag("--dry-run", "Show what would change; change nothing.")] = False,
+) -> CommandResult:
+    """Apply changed settings without cutting requests.
+
+    Models whose settings are unchanged keep their processes. Invalid settings change nothing. Exits
+    with 1 if a changed model did not start; its old process then continues.
+    """
+    from supervisor.cli.start import reload as call
+
+    return call(dry_run=dry_run)
+
+
+@verb(run_commands)
+def status() -> CommandResult:
+    """Show state, slots, speed and memory. Exits with 3 if the daemon is not running."""
+    from supervisor.cli.status import status as call
+
+    return call()
+
+
+@verb(run_commands)
+def ui(
+    no_browser: Annotated[
+        bool, Option("--no-browser", "--print", help="Print the link instead of opening it.")
+    ] = False,
+    as_json: Json = False,
+) -> CommandResult:
+    """Open the dashboard in the browser, signed in: models, requests, logs, a chat."""
+    from supervisor.cli.status import ui as call
+
+    return call(opens=not (no_browser or as_json))
+
+
+@verb(run_commands)
+def top(
+    once: Annotated[bool, flag("--once", "Print one frame and exit.")] = False,
+    interval: Annotated[
+        float, Option(min=0.2, max=60, metavar="S", help="Seconds between refreshes.")
+    ] = 1.0,
+    as_json: Json = False,
+) -> CommandResult:
+    """Show models and the requests in flight, refreshed every second; select and cancel requests.
+
+    Keys: j, k or arrows select; x cancels; a, m, t, n, c, p sort by age, model, tokens per second,
+    tokens, client, phase (again: reversed); q quits. Without a terminal it prints one frame.
+    """
+    from supervisor.cli.top import top as call
+
+    return call(interval, once=once or as_json)
+
+
+@verb(run_commands)
+def logs(
+    model: Annotated[str | None, word("model", "A model; none means the daemon.")] = None,
+    follow: Annotated[bool, Option("-f", "--follow", help="Show new lines until Ctrl-C.")] = False,
+    lines: Annotated[int, Option("-n", min=0, max=100_000, help="How many old lines.")] = 50,
+    raw: Annotated[bool, flag("--raw", "Pass control characters on.")] = False,
+) -> CommandResult:
+    """Show the log of a model's engines, or of the daemon."""
+    from supervisor.cli.history import logs as call
+
+    return call(model, lines, keep_reading=follow, raw=raw)
+
+
+@verb(run_commands, has_json=False)
+def events(
+    as_json: Annotated[bool, flag("--json", "Print one JSON object a line.")] = False,
+) -> CommandResult:
+    """Show events as they happen, until Ctrl-C."""
+    from supervisor.cli.history import events as call
+
+    return call(as_json=as_json)
+
+
+@verb(run_commands)
+def warm(model: ModelName, file: Path) -> CommandResult:
+    """Prefill a prompt on a running model: a system prompt, or a chat request in .json."""
+    from supervisor.cli.start import warm as call
+
+    return call(model, file)
+
+
+service_commands = Typer(
+    name="service", help="The daemon as a service of systemd.", no_args_is_help=True
+)
+
+IsUser = Annotated[
+    bool | None,
+    Option(
+        "--user/--system", help="A service of this user or of the system. Unset: system for root."
+    ),
+]
+
+
+def _scope(is_user: bool | None) -> Literal["user", "system"]:  # noqa: FBT001 (an option's value)
+    is_root = os.geteuid() == 0
+    return "user" if is_user or (is_user is None and not is_root) else "system"
+
+
+@verb(service_commands, "install")
+def service_install(
+    user: IsUser = None,
+    config: Config = None,
+    start: Annotated[bool, Option(help="Start it, and apply changes, at once.")] = True,
+) -> CommandResult:
+    """Write the units, enable and start them. Repeat it after changes of listen, limits or keys.
+
+    A service of the system runs as the user llama-corral, with /etc/llama-corral/corral.toml.
+    """
+    from supervisor.cli.serve import install as call
+
+    return call(_scope(user), config, start=start)
+
+
+@verb(service_commands, "uninstall")
+def service_uninstall(user: IsUser = None) -> CommandResult:
+    """Stop the service and remove its units; settings and data stay."""
+    from supervisor.cli.serve import uninstall as call
+
+    return call(_scope(user))
+
+
+@verb(service_commands, "status")
+def service_status(user: IsUser = None) -> CommandResult:
+    """Show the state of the service. Exits with 3 if it is not active."""
+    from supervisor.cli.serve import status as call
+
+    return call(_scope(user))
+
+
+@verb(service_commands, "show")
+def service_show(
+    user: IsUser = None,
+    config: Config = None,
+    kind: Annotated[
+        Literal["systemd", "launchd", "windows"] | None,
+        Option("--format", help="Unset: for this system. launchd and windows are untested."),
+    ] = None,
+) -> CommandResult:
+    """Print the units, a launch agent or a note for Windows; install nothing."""
+    from supervisor.cli.serve import show as call
+
+    return call(_scope(user), config, kind)
+
+
+measure_commands = Typer()
+
+
+@verb(measure_commands)
+def doctor(config: Config = None) -> CommandResult:
+    """Check everything that serving needs, with a fix for each problem.
+
+    Exits with 1 if something will not work. The report contains no secrets and no user name.
+    """
+    from supervisor.cli.report import doctor as call
+
+    return call(config)
+
+
+@verb(measure_commands)
+def plan(model: ModelName, config: Config = None) -> CommandResult:
+    """Show the exact llama-server command for a model, and the origin of each flag."""
+    from supervisor.cli.plan import plan as call
+
+    return call(model, config)
+
+
+@verb(measure_commands)
+def explain(
+    request_id: Annotated[
+        str | None,
+        word("any request", "From `corral requests --last 20`. Unset: the latest.", metavar="ID"),
+    ] = None,
+) -> CommandResult:
+    """Show why a request took so long, and why its prompt was not in the cache."""
+    from supervisor.cli.history import explain_request as call
+
+    return call(request_id)
+
+
+@verb(measure_commands)
+def bench(  # noqa: PLR0913, PLR0917 (a command has its options)
+    model: Annotated[str, word("model", "A name from corral.toml, or a GGUF.")],
+    profiles: Annotated[
+        str,
+        Option(help="Profiles to compare, with commas; `plain` is llama-server's own defaults."),
+    ] = "",
+    workload: Annotated[
+        str,
+        Option(
+            help="What to measure, with commas: chat, long-prompt, generation, concurrent, batch, "
+            "embedding, yours. Unset: all that suit the model."
+        ),
+    ] = "",
+    repeats: Annotated[int | None, Option(min=1, max=1000, help="Rounds. Unset: 5.")] = None,
+    minutes: Annotated[
+        float | None, Option(min=0.1, max=10_000, help="As many rounds as fit in this time.")
+    ] = None,
+    seed: Annotated[
+        int | None, Option(min=0, help="Repeat the texts and the order of an earlier run.")
+    ] = None,
+    force: Annotated[bool, flag("--force", "Measure although the machine is not free.")] = False,
+    report: Annotated[
+        Path | None, Option(metavar="FILE.html", help="Write a report with plots there.")
+    ] = None,
+    config: Config = None,
+) -> CommandResult:
+    """Measure a model under several profiles, side by side, on engines of its own.
+
+    Without --profiles: llama-server's own defaults against the model's profile. Each round starts
+    every variant once, in another order. A running daemon is not disturbed. Ctrl-C keeps the
+    results so far (exit code 130).
+    """
+    from supervisor.cli.bench import BenchOptions
+    from supervisor.cli.bench import bench as call
+
+    options = BenchOptions(
+        names_of(profiles), names_of(workload), repeats, minutes, seed, force, report
+    )
+    return call(model, config, options)
+
+
+@verb(measure_commands)
+def trial(
+    model: Annotated[str | None, word("model", "A model with a trial; none means all.")] = None,
+    apply: Annotated[bool, flag("--apply", "Make the profile on trial the model's own.")] = False,
+    end: Annotated[bool, flag("--end", "End the trial.")] = False,
+) -> CommandResult:
+    """Show the figures of a live trial of another profile; --apply or --end finishes the trial.
+
+    Both change corral.toml, keep its comments, write a backup beside it, and reload. No answer is
+    cut.
+    """
+    from supervisor.cli.trial import finish, show
+
+    if apply and end:
+        raise BadParameter("give --apply or --end, not both")
+    return finish(model, is_applied=apply) if apply or end else show(model)
+
+
+@verb(measure_commands)
+def balance(
+    model: Annotated[str | None, word("model", "A model with workers; none means all.")] = None,
+    apply: Annotated[
+        bool, flag("--apply", "Move the layers as suggested; loads the model again.")
+    ] = False,
+    undo: Annotated[
+        bool, flag("--undo", "Move the layers back to their previous workers.")
+    ] = False,
+) -> CommandResult:
+    """Show how long each worker of a split model takes, and which layers should move.
+
+    --apply stores the new split in a file of the daemon. Requests wait while the model loads.
+    """
+    from supervisor.cli import start
+
+    if apply and undo:
+        raise BadParameter("give --apply or --undo, not both")
+    call = start.apply if apply else start.undo if undo else start.show
+    return call(model)
+
+
+@verb(measure_commands)
+def tune(  # noqa: PLR0913, PLR0917 (a command has its options)
+    model: Annotated[str, word("model", "From corral.toml, fetched, or a GGUF file.")],
+    goal: Annotated[
+        Literal["latency", "throughput", "memory"],
+        Option(help="What to improve: one answer, all streams together, or peak memory."),
+    ] = "latency",
+    minutes: Annotated[float, Option(min=0.2, max=1440, help="Time to search.")] = 5.0,
+    seed: Annotated[int, Option(min=0, max=2**31, help="Seed for the order of measurements.")] = 0,
+    undo: Annotated[bool, flag("--undo", "Restore the profile before the last tuning.")] = False,
+    force: Annotated[bool, flag("--force", "Measure although the machine is not free.")] = False,
+    config: Config = None,
+) -> CommandResult:
+    """Search for the flags with which a model runs best on this machine.
+
+    Measures variants of its profile on engines of its own, beside the daemon. The best one is
+    written to profiles.d/MODEL.toml if it is really faster and its answers are as good.
+    """
+    from supervisor.cli import tune as command
+
+    if undo:
+        return command.undo(model)
+    return command.tune(model, config, goal, minutes, seed, force=force)
+
 
 _HELP: Final = """Run llama.cpp's llama-server well.
 
@@ -28,7 +454,7 @@ Exit codes: 0 success, 1 failure, 2 usage error, 3 not running, 4 no such model,
 69 daemon or machine busy, 78 invalid settings, 130 interrupted.
 """
 
-app = typer.Typer(
+app = Typer(
     name="corral",
     help=_HELP,
     no_args_is_help=True,
@@ -36,20 +462,20 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for _group in (
-    app_run.run_commands,
-    app_measure.measure_commands,
+    run_commands,
+    measure_commands,
     app_requests.capture_commands,
     app_setup.setup_commands,
-    app_measure.usage_commands,
+    app_requests.usage_commands,
     app_setup.engine_commands,
     app_setup.model_commands,
     app_setup.profile_commands,
     app_setup.config_commands,
-    app_run.service_commands,
+    service_commands,
     app_requests.requests_commands,
     app_setup.hooks_commands,
     app_requests.slots_commands,
-    app_measure.record_commands,
+    app_requests.record_commands,
     app_setup.key_commands,
     app_requests.batch_commands,
 ):

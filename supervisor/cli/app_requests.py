@@ -1,4 +1,4 @@
-"""Declares the commands of requests, captures, reports, slots and batches."""
+"""Declares the commands of requests, captures, reports, slots, batches, usage and records."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typer import Argument, BadParameter, Option, Typer
 
 from supervisor.cli.options import (
     Config,
+    Json,
     Names,
     flag,
     read_bytes,
@@ -311,3 +312,56 @@ def batch_cancel(batch: str) -> CommandResult:
     from supervisor.cli.batch import cancel as call
 
     return call(batch)
+
+
+usage_commands = Typer()
+
+
+@verb(usage_commands)
+def usage(
+    by: Annotated[
+        Literal["key", "model", "day", "month"] | None,
+        Option(help="How to group the lines. Unset: by key and model."),
+    ] = None,
+    since: Annotated[
+        str | None, Option(metavar="DAY", help="2026-11-22, 2026-11, or 7d. Unset: all.")
+    ] = None,
+    key: Annotated[str | None, word("key", "Only this API key.", "--key")] = None,
+    model: Annotated[str | None, word("model", "Only this model.", "--model")] = None,
+    as_csv: Annotated[bool, flag("--csv", "Print comma-separated values.")] = False,
+    as_json: Json = False,
+) -> CommandResult:
+    """Show the tokens, slot time and processor time that each API key used.
+
+    Works without a daemon. CACHED tokens were taken from a cache instead of being computed.
+    """
+    if as_csv and as_json:
+        raise BadParameter("--csv and --json exclude each other")
+    from supervisor.cli.history import usage as call
+    from supervisor.records.usage import Query
+
+    return call(Query(by, since, key, model), as_csv=as_csv)
+
+
+record_commands = Typer(
+    name="record", help="Sizes and pauses of requests on disk.", no_args_is_help=True
+)
+
+
+@verb(record_commands, "show")
+def record_show() -> CommandResult:
+    """Show how many requests of each model are recorded: figures only, no text."""
+    from supervisor.cli.history import show_recorded as call
+
+    return call()
+
+
+@verb(record_commands, "forget")
+def record_forget(
+    model: Annotated[str | None, word("model", "The model.")] = None,
+    everything: Annotated[bool, flag("--all", "All models.")] = False,
+) -> CommandResult:
+    """Delete the recorded figures; works without a daemon."""
+    from supervisor.cli.history import forget_recorded as call
+
+    return call(model, everything=everything)
