@@ -6,7 +6,6 @@ import json
 import os
 import ssl
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,7 +19,7 @@ from proxy.errors import Draining
 from supervisor import errors
 from supervisor.daemon.control_client import Client
 from supervisor.output import CommandResult, ProgressMeter, colored, duration, table, write
-from supervisor.system.files import open_regular
+from supervisor.system.files import open_regular, write_atomic
 from supervisor.system.paths import directories
 
 CERT_VARIABLE: Final = "CORRAL_CLIENT_CERT"
@@ -107,14 +106,15 @@ class BatchClient:
 
     def download(self, file_id: str, path: Path) -> None:
         """Write a file atomically."""
-        with (
-            translate_http_errors(),
-            self._http.stream("GET", f"/v1/files/{file_id}/content") as response,
-        ):
+        page = f"/v1/files/{file_id}/content"
+        with translate_http_errors(), self._http.stream("GET", page) as response:
             if response.is_error:
                 response.read()
                 raise _failure(response)
-            _write(path, response.iter_bytes())
+            try:
+                write_atomic(path, response.iter_bytes())
+            except OSError as error:
+                raise errors.AccessDenied(f"cannot write {path}: {error.strerror}") from error
 
     def _json(self, method: str, path: str, **content: Any) -> Object:
         with translate_http_errors():
@@ -127,17 +127,14 @@ class BatchClient:
 
 def connect() -> httpx.Client:
     """Return a client of the running daemon's proxy. Raises NotRunning."""
-    status = Client(directories().control_socket).status()
-    cert = status.tls_cert
-    key = os.environ.get(KEY_VARIABLE)
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    status, key = Client(directories().control_socket).status(), os.environ.get(KEY_VARIABLE)
     # Ignore proxies from the environment: the daemon is on this machine.
     return httpx.Client(
         base_url=status.url,
-        headers=headers,
+        headers={"Authorization": f"Bearer {key}"} if key else {},
         timeout=_TIMEOUT_S,
         trust_env=False,
-        verify=pinned_context(Path(cert)) if cert else True,
+        verify=pinned_context(Path(status.tls_cert)) if status.tls_cert else True,
     )
 
 
@@ -180,43 +177,14 @@ def _safe(batch_id: str) -> str:
     return batch_id
 
 
-def _write(path: Path, pieces: Iterator[bytes]) -> None:
-    try:
-        descriptor, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    except OSError as error:
-        raise _unwritable(path, error) from error
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.writelines(pieces)
-        Path(draft).replace(path)
-    except OSError as error:
-        Path(draft).unlink(missing_ok=True)
-        raise _unwritable(path, error) from error
-    except BaseException:
-        Path(draft).unlink(missing_ok=True)
-        raise
-
-
-def _unwritable(path: Path, error: OSError) -> errors.AccessDenied:
-    return errors.AccessDenied(f"cannot write {path}: {error.strerror}")
-
-
 _ACTIVE: Final = frozenset({"validating", "in_progress", "finalizing", "cancelling"})
 _POLL_FIRST_S: Final = 0.1
 _POLL_MAX_S: Final = 2.0
 
 
-class Pace:
-    """Estimates the remaining time from the lines done since the first poll."""
-
-    def __init__(self, done: int, now_s: float) -> None:
-        self._done = done
-        self._began_at_s = now_s
-
-    def left_s(self, done: int, total: int, now_s: float) -> float | None:
-        """Return the remaining seconds; None before a line is done."""
-        new = done - self._done
-        return (now_s - self._began_at_s) * (total - done) / new if new > 0 else None
+def left_s(new: int, missing: int, elapsed_s: float) -> float | None:
+    """Return the remaining seconds, from the lines done in a time; None before a line is done."""
+    return elapsed_s * missing / new if new > 0 else None
 
 
 def wait(
@@ -226,10 +194,10 @@ def wait(
 
     During a restart the daemon drains for up to half a minute, and may replay its database.
     """
-    pace, pause_s = Pace(_count_done(batch), time.monotonic()), _POLL_FIRST_S
+    began, began_s, pause_s = _count_done(batch), time.monotonic(), _POLL_FIRST_S
     with meter:
         while batch["status"] in _ACTIVE:
-            meter.show(batch["id"], _fraction(batch), _detail(batch, pace))
+            meter.show(batch["id"], _fraction(batch), _detail(batch, began, began_s))
             time.sleep(pause_s)
             pause_s = min(1.5 * pause_s, _POLL_MAX_S)
             batch = _await_batch(client, batch, meter, restart_max_s)
@@ -253,16 +221,16 @@ def _await_batch(
             client.reconnect()
 
 
-def _detail(batch: Object, pace: Pace) -> str:
+def _detail(batch: Object, began: int, began_s: float) -> str:
     if reason := batch.get("pause_reason"):
         return f"waits: {reason}"
     if batch["status"] != "in_progress":
         return str(batch["status"])
     counts, done = batch["request_counts"], _count_done(batch)
-    left_s = pace.left_s(done, counts["total"], time.monotonic())
+    rest_s = left_s(done - began, counts["total"] - done, time.monotonic() - began_s)
     parts = [f"{done} of {counts['total']} lines"]
     parts += [f"{counts['failed']} failed"] if counts["failed"] else []
-    parts += [f"{duration(left_s)} left"] if left_s is not None else []
+    parts += [f"{duration(rest_s)} left"] if rest_s is not None else []
     return " · ".join(parts)
 
 

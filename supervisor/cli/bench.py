@@ -20,9 +20,9 @@ from supervisor.bench.runner import Bench, RoundLimits
 from supervisor.bench.variants import LoadedModel, MachineFacts
 from supervisor.cli.requests import ask_records
 from supervisor.cli.targets import choose
-from supervisor.daemon.control_client import Client
 from supervisor.daemon.control_messages import ModelStatus
-from supervisor.errors import AccessDenied, CorralError, Interrupted
+from supervisor.daemon.model_commands import running_status
+from supervisor.errors import AccessDenied, Interrupted
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.output import CommandResult, ProgressMeter
 from supervisor.plan.fit import capacity
@@ -31,25 +31,23 @@ from supervisor.records.requests import RecordedRequest
 from supervisor.settings.schema import Settings
 from supervisor.system import machine
 from supervisor.system.machine import cpu_name
-from supervisor.system.paths import Directories, directories
+from supervisor.system.paths import directories
 from supervisor.system.processor_load import busy_programs
 
 _WATCHED_S: Final = 0.5
 
 
-def machine_facts(settings: Settings, plan: Plan, where: Directories) -> MachineFacts:
+def machine_facts(settings: Settings, plan: Plan) -> MachineFacts:
     """Read the machine, its busy programs (for 0.5 s) and the daemon's loaded models."""
-    here = machine.read()
-    try:
-        models = Client(where.control_socket).status().models
-    except CorralError:
-        models = []  # no daemon, or one that does not answer
+    here, status = machine.read(), running_status()
     return MachineFacts(
         capacity=capacity(here, plan.engine.devices, settings.supervisor.memory_budget),
         available_bytes=here.memory_available_bytes,
         logical_cores=here.logical_cores,
         programs=busy_programs(_WATCHED_S),
-        loaded=tuple(found for model in models if (found := _loaded_model(model))),
+        loaded=tuple(
+            found for model in (status.models if status else ()) if (found := _loaded_model(model))
+        ),
     )
 
 
@@ -154,7 +152,7 @@ def bench(word: str, config: Path | None, options: BenchOptions) -> CommandResul
             f"cannot write the report {path}",
             hint="name a file in a directory that exists and is yours to write",
         )
-    facts = machine_facts(settings, specs[0].plan, where)
+    facts = machine_facts(settings, specs[0].plan)
     if not options.force:
         variants.check(facts, specs)
     measure_threads(LaunchPlanner(settings, where), model, where)

@@ -21,14 +21,7 @@ from supervisor.plan.context import embedding
 from supervisor.plan.plan import Plan
 from supervisor.plan.plan import check as check_profile
 from supervisor.plan.profile import Profile
-from supervisor.settings.edit import (
-    Edit,
-    key_parts,
-    values_of,
-    with_value,
-    without_value,
-    write_file,
-)
+from supervisor.settings import edit as settings_edit
 from supervisor.settings.load import (
     FILE_NAME,
     find_file,
@@ -169,23 +162,29 @@ def paths(config: Path | None) -> CommandResult:
 
 def set_value(key: str, word: str, config: Path | None) -> CommandResult:
     """Set one value; creates the file if there is none."""
-    parts = key_parts(key)
+    parts = settings_edit.key_parts(key)
     path = _file(config) or directories().config / FILE_NAME
 
-    def edit(text: str) -> Edit:
-        return _first_valid((with_value(text, parts, value) for value in values_of(word)), path)
+    def edit(text: str) -> settings_edit.Edit:
+        return _first_valid(
+            (
+                settings_edit.with_value(text, parts, value)
+                for value in settings_edit.values_of(word)
+            ),
+            path,
+        )
 
     return _write(path, edit, parts)
 
 
 def unset_value(key: str, config: Path | None) -> CommandResult:
-    parts = key_parts(key)
+    parts = settings_edit.key_parts(key)
     path = _file(config)
     if path is None:
         raise SettingsInvalid("there is no settings file", hint="corral config path shows where")
 
-    def edit(text: str) -> Edit:
-        return _first_valid([without_value(text, parts)], path)
+    def edit(text: str) -> settings_edit.Edit:
+        return _first_valid([settings_edit.without_value(text, parts)], path)
 
     return _write(path, edit, parts)
 
@@ -194,7 +193,7 @@ def _file(config: Path | None) -> Path | None:
     return find_file(config, config_dir=directories().config, environ=os.environ)
 
 
-def _first_valid(edits: Iterable[Edit], path: Path) -> Edit:
+def _first_valid(edits: Iterable[settings_edit.Edit], path: Path) -> settings_edit.Edit:
     """Return the first edit with valid settings; raises the error of the first edit."""
     errors = []
     for edit in edits:
@@ -209,11 +208,13 @@ def _first_valid(edits: Iterable[Edit], path: Path) -> Edit:
     )
 
 
-def _write(path: Path, edit: Callable[[str], Edit], parts: tuple[str, ...]) -> CommandResult:
+def _write(
+    path: Path, edit: Callable[[str], settings_edit.Edit], parts: tuple[str, ...]
+) -> CommandResult:
     before = None
     with suppress(SettingsInvalid):  # no file yet, or an invalid one
         before = merge(read_toml(path), path).settings
-    lines = write_file(path, edit)
+    lines = settings_edit.write_file(path, edit)
     data = {"file": str(path), "lines": lines}
     text = "\n".join(f"{path}: {line}" for line in lines)
     return CommandResult(data, text, tuple(_notes(path, before, ".".join(parts))))
@@ -248,11 +249,11 @@ def write_schema(config: Path | None) -> CommandResult:
     except OSError as error:
         raise AccessDenied(f"{beside} cannot be written: {error.strerror}") from error
 
-    def add_directive(text: str) -> Edit:
+    def add_directive(text: str) -> settings_edit.Edit:
         has_directive = text.startswith("#:schema ")
         return text if has_directive else f"{DIRECTIVE}\n{text}", ()
 
-    write_file(path, add_directive)
+    settings_edit.write_file(path, add_directive)
     return CommandResult({"file": str(path), "schema": str(beside)}, f"{beside}\n{path}")
 
 

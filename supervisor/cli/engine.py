@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Final
 
 from supervisor.builds import discover, installed
-from supervisor.builds import discover as engines
 from supervisor.builds.discover import Candidate, Engine, runtime_metadata
 from supervisor.builds.help import Flag
 from supervisor.builds.install import install as install_release
 from supervisor.builds.releases import ReleaseApi, is_tag, new_client
 from supervisor.builds.variant import choose, this_machine
 from supervisor.cli.transfer_meter import TransferMeter
-from supervisor.daemon.control_client import Client
-from supervisor.daemon.control_messages import DaemonStatus
+from supervisor.daemon.model_commands import running_status
 from supervisor.errors import CorralError, EngineInUse, EngineMissing, SettingsInvalid
 from supervisor.output import CommandResult, size, table
 from supervisor.settings.load import load
@@ -30,9 +28,9 @@ def list_engines(config: Path | None) -> CommandResult:
     where = directories()
     setting = _setting(config)
     places = discover.default_search_paths(where.engines)
-    found = engines.list_engines(setting, cache_dir=where.cache, places=places)
+    found = discover.list_engines(setting, cache_dir=where.cache, places=places)
     if not found:
-        engines.load(setting, cache_dir=where.cache, places=places)
+        load_engine(setting, where)
     notes = tuple(note for entry in found for note in _engine_notes(*entry))
     head = ("BUILD", "FROM", "NAME", "DEVICES", "PATH")
     return CommandResult(
@@ -74,9 +72,13 @@ def _setting(config: Path | None) -> installed.EngineSetting | None:
 
 
 def _load(config: Path | None) -> Engine:
-    where = directories()
+    return load_engine(_setting(config), directories())
+
+
+def load_engine(setting: installed.EngineSetting | None, where: Directories) -> Engine:
+    """Return the engine of a setting or the first that is found; raises as `discover.load`."""
     places = discover.default_search_paths(where.engines)
-    return engines.load(_setting(config), cache_dir=where.cache, places=places)
+    return discover.load(setting, cache_dir=where.cache, places=places)
 
 
 def _row(candidate: Candidate, engine: Engine | CorralError) -> tuple[str, ...]:
@@ -134,9 +136,7 @@ def use(name: str, config: Path | None) -> CommandResult:
     where = directories()
     settings = load(config, config_dir=where.config).settings
     build = installed.find_build(name, where.engines)
-    discover.load(
-        build.name, cache_dir=where.cache, places=discover.default_search_paths(where.engines)
-    )
+    load_engine(build.name, where)
     with installed.lock_builds(where.engines):
         installed.use_build(build.name, where.engines)
     return now_in_use(build.name, settings, where)
@@ -172,7 +172,7 @@ def _uses(
     for key, setting in _settings(settings):
         if isinstance(setting, str) and _is_named(setting, build, where):
             yield f"the setting {key} names it", "change the setting, then run corral reload"
-    status = _status(where)
+    status = running_status()
     files = where.engines / build.name
     for model in status.models if status else ():
         for instance in model.instances:
@@ -198,12 +198,6 @@ def _settings(settings: Settings) -> Iterator[tuple[str, installed.EngineSetting
             yield f"models.{name}.trial.engine", model.trial.engine
 
 
-def _status(where: Directories) -> DaemonStatus | None:
-    with suppress(CorralError):
-        return Client(where.control_socket).status()
-    return None
-
-
 def now_in_use(name: str | None, settings: Settings, where: Directories) -> CommandResult:
     """Show the engine that models without a setting run from now on."""
     text, path = f"in use: {name or 'no installed build'}", None
@@ -212,11 +206,10 @@ def now_in_use(name: str | None, settings: Settings, where: Directories) -> Comm
         for key, setting in _settings(settings)
         if setting is not None
     ]
-    if _status(where):
+    if running_status():
         notes.append("corral reload applies it to the running daemon")
     try:
-        places = discover.default_search_paths(where.engines)
-        path = str(discover.load(None, cache_dir=where.cache, places=places).path)
+        path = str(load_engine(None, where).path)
     except CorralError as error:
         notes.append(f"it does not run: {error.message}")
     if path and name is None:

@@ -14,12 +14,7 @@ from typing import Any
 
 from proxy.observe.explanation import Explanation, Finding, explain
 from proxy.observe.past import HistoryQuery, StoredRequest
-from supervisor.cli.requests import (
-    ask_records,
-    read_past_requests,
-    read_running_requests,
-    request_lines,
-)
+from supervisor.cli import requests
 from supervisor.daemon.control_client import Client, StreamEnded
 from supervisor.engine.log_file import follow, tail
 from supervisor.errors import NoSuchModel, NoSuchRequest, SettingsInvalid
@@ -85,7 +80,7 @@ def _files(model: str | None, where: Directories) -> list[Path]:
 
 def explain_request(request_id: str | None) -> CommandResult:
     """Explain an ended request; without an id, the latest."""
-    found = read_past_requests(HistoryQuery(limit=1, request_id=request_id))
+    found = requests.read_past_requests(HistoryQuery(limit=1, request_id=request_id))
     if not found:
         raise _unknown_error(request_id)
     explained = explain({**found[0], "request": found[0]["id"]})
@@ -96,7 +91,7 @@ def _unknown_error(request_id: str | None) -> NoSuchRequest:
     hint = "corral requests --last 20 lists those that have ended"
     if request_id is None:
         return NoSuchRequest("no request is stored", hint="the first one that ends will be")
-    if any(request["id"] == request_id for request in read_running_requests()):
+    if any(request["id"] == request_id for request in requests.read_running_requests()):
         return NoSuchRequest(
             f"{request_id} is still in flight",
             hint=f"corral requests show {request_id} shows its progress",
@@ -112,7 +107,7 @@ def _lines(explained: Explanation, found: StoredRequest) -> Iterator[str]:
     if not explained.findings:
         yield "it ended before the engine reported figures, and no wait stands out"
     yield ""
-    yield request_lines(found)
+    yield requests.request_lines(found)
 
 
 def _sentence(finding: Finding) -> str:
@@ -136,7 +131,7 @@ def usage(query: Query, *, as_csv: bool) -> CommandResult:
         raise SettingsInvalid(
             f"--since: {error}", hint="write 2026-11-22, 2026-11 or 7d"
         ) from error
-    found = ask_records("usage", query, [])
+    found = requests.ask_records("usage", query, [])
     if as_csv:
         return CommandResult(found, _csv(query.names, found))
     return CommandResult(found, _text(query.names, found) if found else "no usage is recorded")
@@ -174,7 +169,7 @@ def _csv(names: Sequence[str], data: Sequence[Mapping[str, object]]) -> str:
 def show_recorded() -> CommandResult:
     """Show the number of recorded requests of each model; works without a daemon."""
     path = str(RecordStore(directories().data).path)
-    counts = ask_records("size_counts", None, {})
+    counts = requests.ask_records("size_counts", None, {})
     rows = [(model, str(count)) for model, count in counts.items()]
     text = f"{table(('MODEL', 'REQUESTS'), rows)}\n\n{path}" if rows else "no recorded requests"
     return CommandResult({"path": path, "models": counts}, text)
@@ -184,5 +179,5 @@ def forget_recorded(model: str | None, *, everything: bool) -> CommandResult:
     """Delete the records of a model, or of all models; works without a daemon."""
     if (model is None) is not everything:
         raise SettingsInvalid("name a model, or give --all", hint="corral record show lists them")
-    counts = ask_records("forget_sizes", model, {})
+    counts = requests.ask_records("forget_sizes", model, {})
     return CommandResult(counts, f"deleted: figures of {sum(counts.values())} requests")

@@ -26,15 +26,7 @@ from supervisor.fleet.planner import LaunchPlanner
 from supervisor.output import CommandResult, size
 from supervisor.plan.fit import misfit_reason
 from supervisor.plan.plan import Plan
-from supervisor.settings.edit import (
-    Edit,
-    InitialModel,
-    Table,
-    change_file,
-    edit_text,
-    initial_text,
-    write_file,
-)
+from supervisor.settings import edit as settings_edit
 from supervisor.settings.import_flags import Converted, read_text
 from supervisor.settings.import_source import SourceKind, convert, kind_of, render
 from supervisor.settings.load import FILE_NAME, find_file, load, merge
@@ -62,12 +54,15 @@ def init(words: Sequence[str], config: Path | None, *, is_forced: bool) -> Comma
     engine = None
     with suppress(CorralError):
         engine = planner.engine()
-    edit: Edit = initial_text(_machine_line(machine.read(), engine), models), ()
+    edit: settings_edit.Edit = (
+        settings_edit.initial_text(_machine_line(machine.read(), engine), models),
+        (),
+    )
     notes = []
     if path.exists():
-        notes.append(f"the file before: {change_file(path, lambda _: edit).backup}")
+        notes.append(f"the file before: {settings_edit.change_file(path, lambda _: edit).backup}")
     else:
-        write_file(path, lambda _: edit)
+        settings_edit.write_file(path, lambda _: edit)
     write_schema(path)
     if left_out:
         notes.append(f"{left_out} more models are stored here: corral model list")
@@ -96,14 +91,16 @@ def _choose_models(
     return tables, len(served) - len(tables)
 
 
-def _model(name: str, table: dict[str, Any], planner: LaunchPlanner) -> InitialModel:
+def _model(name: str, table: dict[str, Any], planner: LaunchPlanner) -> settings_edit.InitialModel:
     kept = {key: value for key, value in table.items() if value}
     try:
         made = planner.plan(name)
         reason = misfit_reason(made.estimate, planner.capacity(made.engine))
     except CorralError as error:
-        return InitialModel(name, kept, "", error.message)
-    return InitialModel(name, kept, _facts(made), reason, generates=made.embedding is None)
+        return settings_edit.InitialModel(name, kept, "", error.message)
+    return settings_edit.InitialModel(
+        name, kept, _facts(made), reason, generates=made.embedding is None
+    )
 
 
 def _facts(made: Plan) -> str:
@@ -231,7 +228,7 @@ def _write_settings(
     path = found or directories().config / FILE_NAME
     notes = _notes(converted)
     if found:
-        changed = change_file(
+        changed = settings_edit.change_file(
             path, lambda before: _check_edit(_add_models(before, converted), path)
         )
         kept = tuple(f"not taken over: {key}" for key in _left_out_keys(converted))
@@ -242,7 +239,7 @@ def _write_settings(
             keys_file = path.parent / KEYS_FILE
             added = add_known(converted.keys, keys_file)
             notes += (f"{keys_file}: keys {', '.join(added)}",) if added else ()
-        write_file(path, lambda _: _check_edit(text, path))
+        settings_edit.write_file(path, lambda _: _check_edit(text, path))
     names = ", ".join(model.name for model in converted.models) or "those of models_dir"
     return CommandResult(data | {"file": str(path)}, f"{path}: models {names}", notes)
 
@@ -257,7 +254,7 @@ def _left_out_keys(converted: Converted) -> Iterator[str]:
         yield "the API key: corral key add NAME makes one"
 
 
-def _check_edit(text: str, path: Path) -> Edit:
+def _check_edit(text: str, path: Path) -> settings_edit.Edit:
     if problems := _problems(text, path):
         raise SettingsInvalid(
             "\n".join(problems),
@@ -278,11 +275,11 @@ def _add_models(before: str, converted: Converted) -> str:
             )
     addition = tomlkit.parse(render(converted))
 
-    def add(whole: Table) -> None:
+    def add(whole: settings_edit.Table) -> None:
         for kind in ("models", "nodes"):
             for name, table in addition.get(kind, {}).items():
                 if kind not in whole:
                     whole[kind] = tomlkit.table(is_super_table=True)
                 whole[kind][name] = table
 
-    return edit_text(before, add).rstrip() + "\n"
+    return settings_edit.edit_text(before, add).rstrip() + "\n"

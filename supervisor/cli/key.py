@@ -134,8 +134,12 @@ def _write_keys(path: Path, keys: Iterable[Key]) -> None:
     text = render_keys(keys)
     with as_settings_invalid():
         parse_keys(text.encode(), path)
+    _write(path, text)
+
+
+def _write(path: Path, text: str) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomic(path, text)
     except OSError as error:
         raise AccessDenied(f"cannot write {path}: {error.strerror}") from error
@@ -148,25 +152,15 @@ def new(file: Path | None, config: Path | None) -> CommandResult:
     """Create a file with a random key, or put one before the keys of a file; shows no key."""
     used = load(config, config_dir=directories().config).settings.supervisor.slots_key_file
     path = file or used or directories().config / _FILE_NAME
-    older = 0
-    text = ""
+    older, text, key = 0, "", new_key()
     if os.path.lexists(path):
-        older = len(read_key_ring(path))
-        text = path.read_text("ascii")
-    key = new_key()
-    _write_key_ring(path, with_newest(key, text))
+        older, text = len(read_key_ring(path)), path.read_text("ascii")
+    text = with_newest(key, text)
+    parse_key_ring(text.encode(), path)
+    _write(path, text)
     data = {"path": str(path), "key_id": key.id, "older_keys": older}
     shown = f"{path} has a new key, {key.id}"
     return CommandResult(data, shown, tuple(_key_ring_notes(path, older, is_used=path == used)))
-
-
-def _write_key_ring(path: Path, text: str) -> None:
-    parse_key_ring(text.encode(), path)
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomic(path, text)
-    except OSError as error:
-        raise AccessDenied(f"cannot write {path}: {error.strerror}") from error
 
 
 def _key_ring_notes(path: Path, older: int, *, is_used: bool) -> Iterator[str]:

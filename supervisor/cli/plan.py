@@ -11,9 +11,8 @@ from pathlib import Path
 from supervisor.autoscale.slots import most_slots
 from supervisor.builds.discover import Device, free_bytes, list_devices
 from supervisor.cli.targets import choose
-from supervisor.daemon.control_client import Client
-from supervisor.daemon.control_messages import AdaptedValue, WorkerStatus
-from supervisor.errors import CorralError
+from supervisor.daemon.control_messages import AdaptedValue, DaemonStatus, WorkerStatus
+from supervisor.daemon.model_commands import running_status
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.output import CommandResult, colored, size, table
 from supervisor.plan.draft import offered_types, reason_against_mtp
@@ -27,20 +26,18 @@ from supervisor.plan.tuned_profile import Tuned
 from supervisor.rpc.address import KnownWorkers
 from supervisor.slot_store.store import RestoreOutcome
 from supervisor.system import machine
-from supervisor.system.paths import Directories, directories
+from supervisor.system.paths import directories
 
 
-def read_changed_values(socket: Path, entry: ModelEntry) -> tuple[SettingsByFlag, SettingsByFlag]:
+def changed_values(
+    status: DaemonStatus | None, entry: ModelEntry
+) -> tuple[SettingsByFlag, SettingsByFlag]:
     """Return the flags that the daemon adapted to the load, and those it reduced to save memory.
 
     Both are empty without a daemon, or if its model of that name has another file or profile.
     """
-    try:
-        models = Client(socket).status().models
-    except CorralError:
-        models = []
     wanted = entry.name, str(entry.path), entry.profile
-    for model in models:
+    for model in status.models if status else ():
         if (model.name, model.path, model.profile) == wanted:
             return _settings(model.adapted), _settings(model.reduced)
     return {}, {}
@@ -51,7 +48,7 @@ def _settings(values: list[AdaptedValue]) -> SettingsByFlag:
 
 
 def note_workers(
-    known: KnownWorkers, planner: LaunchPlanner, model: str, where: Directories
+    known: KnownWorkers, planner: LaunchPlanner, model: str, status: DaemonStatus | None
 ) -> None:
     """Note the workers' state from a running daemon; without a daemon, probe a model's workers.
 
@@ -59,12 +56,9 @@ def note_workers(
     """
     if not planner.workers.addresses_of(model):
         return
-    try:
-        statuses = Client(where.control_socket).status().workers
-    except CorralError:
+    if status is None:
         asyncio.run(planner.workers.probe_remote(model, planner.engine_of(planner.entry(model))))
-        return
-    for worker in statuses:
+    for worker in status.workers if status else ():
         _note(known, planner, worker)
 
 
@@ -108,8 +102,9 @@ def plan(word: str, config: Path | None) -> CommandResult:
     known = KnownWorkers()
     planner = LaunchPlanner(targets.loaded.settings, where, known_workers=known)
     (name,) = targets.names
-    note_workers(known, planner, name, where)
-    adapted, reduced = read_changed_values(where.control_socket, planner.entry(name))
+    status = running_status()
+    note_workers(known, planner, name, status)
+    adapted, reduced = changed_values(status, planner.entry(name))
     planner = planner.adapting(name, adapted)
     planner.reductions.set(planner.entry(name), reduced)
     made = planner.plan(name)

@@ -20,15 +20,9 @@ from supervisor.cli.targets import choose
 from supervisor.daemon.control_client import Client
 from supervisor.engine.client import Endpoint, EngineClient, EngineUnreachable
 from supervisor.errors import EngineFailed, Interrupted, SettingsInvalid
+from supervisor.experiments import captured_requests as captured
 from supervisor.experiments import replay as experiment
 from supervisor.experiments.capture_lines import model_fingerprint
-from supervisor.experiments.captured_requests import (
-    Capture,
-    is_greedy,
-    most_together,
-    read,
-    recorded_text,
-)
 from supervisor.output import CommandResult, ProgressMeter, one_line, table
 from supervisor.plan.plan import Plan
 from supervisor.system.paths import Directories, directories
@@ -50,7 +44,7 @@ class Outcome:
     notes: tuple[str, ...] = ()
 
 
-def replay_result(capture: Capture, outcome: Outcome) -> CommandResult:
+def replay_result(capture: captured.Capture, outcome: Outcome) -> CommandResult:
     requests, model = capture.requests, capture.header["model"]
     recorded, found = experiment.recorded_figures(requests), experiment.figures_of(outcome.played)
     base = experiment.figures_of(outcome.baseline) if outcome.baseline else None
@@ -102,7 +96,7 @@ def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def _answer_lines(capture: Capture, outcome: Outcome) -> Iterator[str]:
+def _answer_lines(capture: captured.Capture, outcome: Outcome) -> Iterator[str]:
     compared = sum(answer.is_compared for answer in outcome.played)
     if not compared:
         yield "no answer is compared: none was captured greedily (temperature 0)"
@@ -133,7 +127,7 @@ def _ratios(ours: experiment.Figures, theirs: experiment.Figures) -> dict[str, f
     return {name: experiment.ratio(getattr(ours, name), getattr(theirs, name)) for name in names}
 
 
-def _requests(capture: Capture, outcome: Outcome) -> list[dict[str, Any]]:
+def _requests(capture: captured.Capture, outcome: Outcome) -> list[dict[str, Any]]:
     return [
         {
             "n": request.number,
@@ -147,7 +141,7 @@ def _requests(capture: Capture, outcome: Outcome) -> list[dict[str, Any]]:
     ]
 
 
-def _notes(capture: Capture, outcome: Outcome) -> Iterator[str]:
+def _notes(capture: captured.Capture, outcome: Outcome) -> Iterator[str]:
     yield from outcome.notes
     for kind, count in capture.skipped.items():
         yield f"not played: {count} of kind {kind}"
@@ -185,7 +179,7 @@ class ReplayOptions:
 
 
 def replay(path: Path, options: ReplayOptions) -> CommandResult:
-    capture = read(path)
+    capture = captured.read(path)
     try:
         outcome = asyncio.run(_Replay(capture, options).run())
     except KeyboardInterrupt as interrupt:
@@ -196,7 +190,7 @@ def replay(path: Path, options: ReplayOptions) -> CommandResult:
 
 
 class _Replay:
-    def __init__(self, capture: Capture, options: ReplayOptions) -> None:
+    def __init__(self, capture: captured.Capture, options: ReplayOptions) -> None:
         self._capture = capture
         self._requests = capture.requests
         self._options = options
@@ -245,8 +239,8 @@ class _Replay:
 
     def _recorded_texts(self) -> dict[int, str]:
         """Return the captured greedy answers, by number of the request."""
-        greedy = [request for request in self._requests if is_greedy(request.body)]
-        found = {request.number: recorded_text(request) for request in greedy}
+        greedy = [request for request in self._requests if captured.is_greedy(request.body)]
+        found = {request.number: captured.recorded_text(request) for request in greedy}
         return {number: text for number, text in found.items() if text is not None}
 
     async def _play(
@@ -258,7 +252,7 @@ class _Replay:
         count, options = len(self._requests), self._options
         self._meter.show(name, 0.0, "starts")
         async with engine as target:
-            most = most_together(self._requests)
+            most = captured.most_together(self._requests)
             limit = target.slots or _CONCURRENCY_MAX
             player = experiment.Player(
                 target,

@@ -20,20 +20,6 @@ from supervisor.errors import HistoryUnavailable, NoSuchRequest, NotRunning, Set
 from supervisor.output import CommandResult, duration, table, warn
 from supervisor.system.paths import directories
 
-_ENDED_HEAD: Final = (
-    "ID",
-    "ENDED",
-    "MODEL",
-    "CLIENT",
-    "STATUS",
-    "TOOK",
-    "WAITED",
-    "FIRST TOKEN",
-    "PROMPT",
-    "CACHED",
-    "TOKENS",
-    "TOKENS/S",
-)
 _NONE: Final = "-"
 _BAR_CELLS: Final = 24
 # The names of the phases, in order.
@@ -51,51 +37,46 @@ _WAITS: Final = ("queued_ms", "evict_ms", "load_ms")
 
 
 def request_rows(requests: Sequence[Mapping[str, Any]]) -> str:
-    return table(_ENDED_HEAD, list(map(_ended_row, requests)))
+    return _table([*map(_ended_row, requests)])
+
+
+def _table(rows: Sequence[Mapping[str, str]]) -> str:
+    """Return a table of rows, each with the title of every column."""
+    return table([*rows[0]], [[*row.values()] for row in rows])
 
 
 def request_lines(request: Mapping[str, Any]) -> str:
     """Return all figures of an ended request, with a timeline of its phases."""
     took = f"after {_time(request['duration_ms'])}, ended {_local(request):%Y-%m-%d %H:%M:%S}"
-    return "\n".join(
-        [
-            f"{request['id']}: {_status(request)} {took}",
-            *_origin_lines(request),
-            "",
-            *_timeline(request),
-            *_figure_lines(request),
-        ]
-    )
+    title = f"{request['id']}: {_status(request)} {took}"
+    lines = [title, _origin_line(request), "", *_timeline(request), *_figure_lines(request)]
+    return "\n".join(lines)
 
 
 def running_lines(row: Mapping[str, Any]) -> str:
     place = f", place {row['position']}" if row["position"] else ""
     done = f"{row['prompt_tokens_done']} of {row['prompt_tokens'] or '?'} prompt tokens"
-    return "\n".join(
-        [
-            f"{row['id']}: in flight for {duration(row['age_s'])}, {row['phase']}{place}",
-            *_origin_lines(row),
-            f"{done}, {row['cached_tokens']} of them cached; {row['decoded_tokens']} generated",
-        ]
-    )
+    title = f"{row['id']}: in flight for {duration(row['age_s'])}, {row['phase']}{place}"
+    tokens = f"{done}, {row['cached_tokens']} of them cached; {row['decoded_tokens']} generated"
+    return "\n".join([title, _origin_line(row), tokens])
 
 
-def _ended_row(request: Mapping[str, Any]) -> tuple[str, ...]:
+def _ended_row(request: Mapping[str, Any]) -> dict[str, str]:
     waited = [request[name] for name in _WAITS if request[name] is not None]
-    return (
-        request["id"],
-        f"{_local(request):%m-%d %H:%M:%S}",
-        request["model"] or _NONE,
-        request["client"] or _NONE,
-        _status(request),
-        _time(request["duration_ms"]),
-        _time(sum(waited)) if waited else _NONE,
-        _time(request["first_token_ms"]),
-        _count(_prompt(request)),
-        _count(request["cached_tokens"]),
-        _count(request["decoded_tokens"]),
-        _rate(request),
-    )
+    return {
+        "ID": request["id"],
+        "ENDED": f"{_local(request):%m-%d %H:%M:%S}",
+        "MODEL": request["model"] or _NONE,
+        "CLIENT": request["client"] or _NONE,
+        "STATUS": _status(request),
+        "TOOK": _time(request["duration_ms"]),
+        "WAITED": _time(sum(waited)) if waited else _NONE,
+        "FIRST TOKEN": _time(request["first_token_ms"]),
+        "PROMPT": _count(_prompt(request)),
+        "CACHED": _count(request["cached_tokens"]),
+        "TOKENS": _count(request["decoded_tokens"]),
+        "TOKENS/S": _rate(request),
+    }
 
 
 def _status(request: Mapping[str, Any]) -> str:
@@ -104,19 +85,13 @@ def _status(request: Mapping[str, Any]) -> str:
     return f"{request['status'] or _NONE} {request['code'] or ''}".rstrip()
 
 
-def _origin_lines(request: Mapping[str, Any]) -> Iterator[str]:
-    parts = {
-        "model": request["model"],
-        "for": request.get("fallback_for"),
-        "instance": request["instance"],
-        "slot": request["slot"],
-        "client": request["client"],
-        "path": request["path"],
-        "priority": request["priority"],
-        "streamed": {True: "yes", False: "no"}.get(request.get("streamed")),  # type: ignore[arg-type]
-        "attempts": request.get("attempts"),
-    }
-    yield "  ".join(f"{name}={value}" for name, value in parts.items() if value is not None)
+def _origin_line(request: Mapping[str, Any]) -> str:
+    streamed = request.get("streamed")
+    parts = {"model": request["model"], "for": request.get("fallback_for")}
+    parts |= {name: request[name] for name in ("instance", "slot", "client", "path", "priority")}
+    parts["streamed"] = streamed if streamed is None else "yes" if streamed else "no"
+    parts["attempts"] = request.get("attempts")
+    return "  ".join(f"{name}={value}" for name, value in parts.items() if value is not None)
 
 
 def _timeline(request: Mapping[str, Any]) -> Iterator[str]:
@@ -169,16 +144,13 @@ def _local(request: Mapping[str, Any]) -> datetime:
 def _prompt(request: Mapping[str, Any]) -> int | None:
     if request["prompt_tokens"] is None:
         return None
-    total: int = request["prompt_tokens"] + (request["cached_tokens"] or 0)
-    return total
+    return int(request["prompt_tokens"] + (request["cached_tokens"] or 0))
 
 
 def _rate(request: Mapping[str, Any]) -> str:
     # On some endpoints, such as /v1/messages, engines report tokens and no times.
-    tokens, decode_ms = (
-        request["decoded_tokens"],
-        request["engine_decode_ms"] or request["decode_ms"],
-    )
+    tokens = request["decoded_tokens"]
+    decode_ms = request["engine_decode_ms"] or request["decode_ms"]
     if not tokens or tokens < 2 or not decode_ms:
         return _NONE
     return f"{(tokens - 1) * 1000 / decode_ms:.1f}"
@@ -196,27 +168,10 @@ def _time(ms: float | None) -> str:
     return f"{ms / 1000:.2f} s" if ms < 60_000 else duration(ms / 1000)
 
 
-_IN_FLIGHT_HEAD = (
-    "ID",
-    "AGE",
-    "MODEL",
-    "INSTANCE",
-    "SLOT",
-    "CLIENT",
-    "PHASE",
-    "TOKENS",
-    "TOKENS/S",
-)
-
-
 def list_requests() -> CommandResult:
     """List the requests in flight, oldest first."""
     found = Client(directories().control_socket).requests()
-    text = (
-        table(_IN_FLIGHT_HEAD, list(map(in_flight_row, found)))
-        if found
-        else "no request is in flight"
-    )
+    text = _table([*map(in_flight_row, found)]) if found else "no request is in flight"
     return CommandResult(found, text)
 
 
@@ -225,18 +180,19 @@ def cancel(request_id: str) -> CommandResult:
     return CommandResult({"id": request_id}, f"cancelled {request_id}")
 
 
-def in_flight_row(request: RequestStats) -> tuple[str, ...]:
-    return (
-        request.id,
-        duration(request.age_s),
-        request.model or _NONE,
-        request.instance or _NONE,
-        _NONE if request.slot is None else str(request.slot),
-        request.client + (" (batch)" if request.priority == "batch" else ""),
-        phase_text(request),
-        str(request.decoded_tokens or _NONE),
-        f"{request.tokens_per_second:.1f}" if request.tokens_per_second else _NONE,
-    )
+def in_flight_row(request: RequestStats) -> dict[str, str]:
+    """Return the cells of a request by the titles of their columns."""
+    return {
+        "ID": request.id,
+        "AGE": duration(request.age_s),
+        "MODEL": request.model or _NONE,
+        "INSTANCE": request.instance or _NONE,
+        "SLOT": _count(request.slot),
+        "CLIENT": request.client + (" (batch)" if request.priority == "batch" else ""),
+        "PHASE": phase_text(request),
+        "TOKENS": str(request.decoded_tokens or _NONE),
+        "TOKENS/S": f"{request.tokens_per_second:.1f}" if request.tokens_per_second else _NONE,
+    }
 
 
 _LIMIT: Final = 20

@@ -142,15 +142,9 @@ def serve(
             with exit_with_starter(0):  # the longest import of a start needs no clean-up
                 import supervisor.daemon.daemon  # noqa: F401
         with _log_sink(where, to_file=report.is_open) as sink:
+            reread = settings_reader(targets, where, listen)
             _run(
-                lambda: _daemon(
-                    targets,
-                    settings_reader(targets, where, listen),
-                    where,
-                    sink,
-                    notifier,
-                    is_desktop=is_desktop,
-                ),
+                lambda: _daemon(targets, reread, where, sink, notifier, is_desktop=is_desktop),
                 wanted,
                 lambda: report.send({"models": named}),
             )
@@ -168,17 +162,11 @@ def main() -> int:
     parser.add_argument("--report-fd", type=int, required=True)
     parser.add_argument("--config", type=Path)
     parser.add_argument("--listen")
-    parser.add_argument("--desktop", action="store_true")
+    parser.add_argument("--desktop", action="store_true", dest="is_desktop")
     parser.add_argument("words", nargs="*")
-    given = parser.parse_args()
+    given = vars(parser.parse_args())
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the daemon handles it
-    return run_command(
-        "serve",
-        lambda: serve(
-            given.words, given.config, given.listen, given.report_fd, is_desktop=given.desktop
-        ),
-        as_json=False,
-    )
+    return run_command("serve", lambda: serve(**given), as_json=False)
 
 
 def _compare_listen(actual: str, path: Path | None, where: Directories) -> None:

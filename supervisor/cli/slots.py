@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from supervisor.cli.status import not_persisted_reasons
 from supervisor.daemon.control_client import Client
 from supervisor.daemon.control_messages import ForgottenSlots, SavedSlot
-from supervisor.daemon.model_commands import follow, resolve_running
+from supervisor.daemon.model_commands import follow, resolve_running, running_status
 from supervisor.daemon.model_status import saved_slot
 from supervisor.engine.prompts import LearnedPrompts
-from supervisor.errors import DaemonBusy, NoSuchConversation, NotRunning, SettingsInvalid
+from supervisor.errors import NoSuchConversation, NotRunning, SettingsInvalid
 from supervisor.output import CommandResult, size, table
 from supervisor.slot_store.manifest import find_conversation, find_file, turns_of
 from supervisor.slot_store.store import SlotStore
@@ -20,10 +21,8 @@ from supervisor.system.paths import directories
 
 def list_slots() -> CommandResult:
     """List saved conversations by model, the latest used first; works without a daemon."""
-    kept = sorted(
-        store_in(directories()).list_saved(), key=lambda manifest: manifest.used_at, reverse=True
-    )
-    found = [saved_slot(manifest) for manifest in sorted(kept, key=lambda manifest: manifest.model)]
+    kept = sorted(store_in(directories()).list_saved(), key=attrgetter("used_at"), reverse=True)
+    found = [saved_slot(manifest) for manifest in sorted(kept, key=attrgetter("model"))]
     text = render(found) if found else "no saved conversations"
     encrypted = sum(slot.encrypted for slot in found)
     learned = LearnedPrompts(directories().prompts).counts()
@@ -45,10 +44,8 @@ def save(words: Sequence[str]) -> CommandResult:
 
 
 def _not_persisted_notes() -> list[str]:
-    try:
-        return not_persisted_reasons(Client(directories().control_socket).status().models)
-    except (NotRunning, DaemonBusy):
-        return []
+    status = running_status()
+    return not_persisted_reasons(status.models) if status else []
 
 
 def render(found: Sequence[SavedSlot]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final
@@ -38,7 +38,6 @@ def render(status: messages.DaemonStatus) -> str:
     models, running = status.models, status.capture
     instances = [(model, instance) for model in models for instance in model.instances]
     capture = colored(messages.capture_text(running), "yellow") if running else ""
-    batches = [*map(_batch_row, status.batches)]
     lines = [
         f"llama-corral {status.version} · pid {status.pid} · up {duration(status.up_s)}"
         + (", stopping" if status.stopping else ""),
@@ -62,7 +61,7 @@ def render(status: messages.DaemonStatus) -> str:
         *_workers(status.workers),
         *_nodes(status.nodes),
         *_weights(status.weights),
-        *(["", table(_BATCHES_HEAD, batches)] if batches else []),
+        *_section(_BATCHES_HEAD, [*map(_batch_row, status.batches)]),
     ]
     return "\n".join(lines)
 
@@ -133,30 +132,28 @@ def _draft(instance: messages.InstanceStatus) -> Iterator[str]:
         yield f"\n{instance.name}: {accepted}"
 
 
+def _section(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a further table, none without rows."""
+    return ["", table(head, rows)] if rows else []
+
+
 def _workers(workers: list[messages.WorkerStatus]) -> list[str]:
-    if not workers:
-        return []
-    problems = [worker for worker in workers if worker.reason]
-    lines = [f"\n{worker.name}: {colored(worker.reason or '', 'red')}" for worker in problems]
-    return ["", table(_WORKERS_HEAD, [*map(_worker_row, workers)]), *lines]
-
-
-def _worker_row(worker: messages.WorkerStatus) -> tuple[str, ...]:
-    return (
-        worker.name,
-        worker.state,
-        worker.address,
-        str(worker.pid or "-"),
-        size(sum(worker.devices_bytes) or None),
-        ", ".join(worker.models) or "-",
-        str(worker.restarts),
-    )
+    rows = [
+        (
+            worker.name,
+            worker.state,
+            worker.address,
+            str(worker.pid or "-"),
+            size(sum(worker.devices_bytes) or None),
+            ", ".join(worker.models) or "-",
+            str(worker.restarts),
+        )
+        for worker in workers
+    ]
+    return [*_section(_WORKERS_HEAD, rows), *_reasons(workers)]
 
 
 def _nodes(nodes: list[messages.NodeStatus]) -> list[str]:
-    if not nodes:
-        return []
-    lines = [f"\n{node.name}: {colored(node.reason, 'red')}" for node in nodes if node.reason]
     rows = [
         (
             node.name,
@@ -167,7 +164,13 @@ def _nodes(nodes: list[messages.NodeStatus]) -> list[str]:
         )
         for node in nodes
     ]
-    return ["", table(_NODES_HEAD, rows), *lines]
+    return [*_section(_NODES_HEAD, rows), *_reasons(nodes)]
+
+
+def _reasons(found: Iterable[messages.WorkerStatus | messages.NodeStatus]) -> Iterator[str]:
+    for member in found:
+        if member.reason:
+            yield f"\n{member.name}: {colored(member.reason, 'red')}"
 
 
 def _weights(weights: list[messages.WeightStatus]) -> list[str]:
@@ -178,7 +181,7 @@ def _weights(weights: list[messages.WeightStatus]) -> list[str]:
         for weight in weights
         if weight.model in unequal
     ]
-    return ["", table(_WEIGHTS_HEAD, rows)] if rows else []
+    return _section(_WEIGHTS_HEAD, rows)
 
 
 def _batch_row(queue: messages.BatchQueueStatus) -> tuple[str, ...]:

@@ -166,38 +166,41 @@ def _select(view: View, key: str) -> View:
 _NONE: Final = "-"
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column; terminals narrower than `from_width` leave it out."""
-
-    title: str
-    from_width: int = 0
-    is_figure: bool = False
-
-
-INSTANCE_COLUMNS: Final = (
-    Column("MODEL", 70),
-    Column("QUEUED", 50, is_figure=True),
-    Column("INSTANCE"),
-    Column("STATE"),
-    Column("SLOTS", is_figure=True),
-    Column("TOKENS/S", 40, is_figure=True),
-    Column("MEMORY", 60, is_figure=True),
-    Column("UP", 80, is_figure=True),
-    Column("RESTARTS", 80, is_figure=True),
-    Column("PROBLEM", 100),
-)
-REQUEST_COLUMNS: Final = (
-    Column("ID"),
-    Column("AGE", is_figure=True),
-    Column("MODEL", 40),
-    Column("INSTANCE", 90),
-    Column("SLOT", 90, is_figure=True),
-    Column("CLIENT", 80),
-    Column("PHASE"),
-    Column("TOKENS", 60, is_figure=True),
-    Column("TOKENS/S", 50, is_figure=True),
-)
+# The columns, and the width from which a terminal shows each.
+INSTANCE_COLUMNS: Final = {
+    "MODEL": 70,
+    "QUEUED": 50,
+    "INSTANCE": 0,
+    "STATE": 0,
+    "SLOTS": 0,
+    "TOKENS/S": 40,
+    "MEMORY": 60,
+    "UP": 80,
+    "RESTARTS": 80,
+    "PROBLEM": 100,
+}
+REQUEST_COLUMNS: Final = {
+    "ID": 0,
+    "AGE": 0,
+    "MODEL": 40,
+    "INSTANCE": 90,
+    "SLOT": 90,
+    "CLIENT": 80,
+    "PHASE": 0,
+    "TOKENS": 60,
+    "TOKENS/S": 50,
+}
+_FIGURES: Final = {
+    "QUEUED",
+    "SLOTS",
+    "SLOT",
+    "TOKENS/S",
+    "TOKENS",
+    "MEMORY",
+    "UP",
+    "AGE",
+    "RESTARTS",
+}
 
 
 def summary(status: messages.DaemonStatus, requests: Sequence[RequestStats]) -> tuple[str, str]:
@@ -279,8 +282,15 @@ def _clean_cells(cells: Iterable[str]) -> tuple[str, ...]:
 
 _KEYS: Final = "q quit · j k select · x cancel"
 _SORT_KEYS: Final = " ".join(f"{key} {order}" for key, order in ORDERS.items())
-_STYLES: Final = {"ready": "green", "up": "green", "failed": "red", "down": "red"}
-_UNSTEADY_STYLES: Final = {"starting": "cyan", "backoff": "yellow", "unhealthy": "yellow"}
+_STYLES: Final = {
+    "ready": "green",
+    "up": "green",
+    "failed": "red",
+    "down": "red",
+    "starting": "cyan",
+    "backoff": "yellow",
+    "unhealthy": "yellow",
+}
 # Two lines about the daemon, notes, keys, and above each table an empty line and a head.
 _OTHER_LINES: Final = 8
 _MARK: Final = ">"
@@ -337,10 +347,9 @@ def _tables(view: View, sample: Sample, area: Size) -> Iterator[RenderableType]:
     listed = requests[first : first + request_count]
     marked = -1 if chosen is None else chosen - first
     if requests:
-        rows = [_clean_cells(in_flight_row(request)) for request in listed]
-        yield _table(
-            REQUEST_COLUMNS, rows if area[1] == _UNLIMITED else _mark_row(rows, marked), area
-        )
+        rows = [_clean_cells(in_flight_row(request).values()) for request in listed]
+        rows = rows if area[1] == _UNLIMITED else _mark_row(rows, marked)
+        yield _table(REQUEST_COLUMNS, rows, area)
     else:
         yield Text("no request is in flight")
 
@@ -353,37 +362,31 @@ def _mark_row(rows: Iterable[tuple[str, ...]], marked: int) -> list[tuple[str, .
     ]
 
 
-def _table(columns: Sequence[Column], rows: Sequence[tuple[str, ...]], area: Size) -> Table:
+def _table(columns: Mapping[str, int], rows: Sequence[tuple[str, ...]], area: Size) -> Table:
     kept = [
-        i
-        for i, column in enumerate(columns)
-        if area[0] >= column.from_width
-        and (column.title != "PROBLEM" or any(row[i] for row in rows))
+        (i, title)
+        for i, (title, from_width) in enumerate(columns.items())
+        if area[0] >= from_width and (title != "PROBLEM" or any(row[i] for row in rows))
     ]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for i in kept:
-        _add_column(table, columns[i], area)
+    for _, title in kept:
+        table.add_column(
+            title,
+            justify="right" if title in _FIGURES else "left",
+            no_wrap=True,
+            overflow="ellipsis",
+            max_width=_ID_MAX_CELLS if title == "ID" and area[1] != _UNLIMITED else None,
+        )
     for row in rows:
         style = "reverse" if row[0].startswith(_MARK) else None
-        table.add_row(*(_cell(columns[i], row[i]) for i in kept), style=style)
+        table.add_row(*(Text(row[i], _style(title, row[i])) for i, title in kept), style=style)
     return table
 
 
-def _add_column(table: Table, column: Column, area: Size) -> None:
-    table.add_column(
-        column.title,
-        justify="right" if column.is_figure else "left",
-        no_wrap=True,
-        overflow="ellipsis",
-        max_width=_ID_MAX_CELLS if column.title == "ID" and area[1] != _UNLIMITED else None,
-    )
-
-
-def _cell(column: Column, text: str) -> Text:
-    if column.title == "STATE":
-        word = text.partition(" ")[0]
-        return Text(text, _STYLES.get(word) or _UNSTEADY_STYLES.get(word) or "")
-    return Text(text, "red" if column.title == "PROBLEM" else "")
+def _style(title: str, text: str) -> str:
+    if title == "STATE":
+        return _STYLES.get(text.partition(" ")[0], "")
+    return "red" if title == "PROBLEM" else ""
 
 
 def _note(view: View) -> Text:

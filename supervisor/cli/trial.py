@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 from supervisor import errors
 from supervisor.builds import discover
-from supervisor.builds import discover as engines
 from supervisor.builds.installed import EngineSetting, engine_setting, find_build
+from supervisor.cli.engine import load_engine
 from supervisor.daemon import control_messages as messages
 from supervisor.daemon.control_client import Client
 from supervisor.daemon.model_commands import follow, resolve_running
 from supervisor.output import CommandResult, colored, duration, size, table
-from supervisor.settings.edit import change_file, remove_trial
+from supervisor.settings.edit import ChangedFile, change_file, remove_trial
 from supervisor.system.files import expand_home
 from supervisor.system.paths import directories
 
@@ -48,20 +48,13 @@ def finish(word: str | None, *, is_applied: bool) -> CommandResult:
     path = _settings_file(before)
     _check_applied(client, may_be_invalid=not is_applied)
     changed = change_file(path, lambda text: remove_trial(text, found.model, is_applied=is_applied))
-    try:
+    with _restoring(changed, client):
         report = _reload(client, dry_run=False)
         if failures := report.failures:
             first = failures[0]
             raise errors.StartFailed(
                 f"nothing was changed: {first['message']}", hint=first["hint"], log=first["log"]
             )
-    except errors.Interrupted:  # the daemon continues to apply the changed file
-        raise
-    except errors.CorralError:
-        changed.restore()
-        with suppress(errors.CorralError):
-            _reload(client, dry_run=False)
-        raise
     data = {
         "model": found.model,
         "applied": is_applied,
@@ -84,6 +77,20 @@ def finish(word: str | None, *, is_applied: bool) -> CommandResult:
         else ()
     )
     return CommandResult(data, "\n".join(lines), notes)
+
+
+@contextmanager
+def _restoring(changed: ChangedFile, client: Client) -> Iterator[None]:
+    """Take the change of a settings file back if the block fails."""
+    try:
+        yield
+    except errors.Interrupted:  # the daemon continues to apply the changed file
+        raise
+    except errors.CorralError:
+        changed.restore()
+        with suppress(errors.CorralError):
+            _reload(client, dry_run=False)
+        raise
 
 
 def _find_trial(
@@ -225,17 +232,10 @@ def end(word: str | None, *, is_promoted: bool) -> CommandResult:
 def _promote_as_user(client: Client, model: str, engine: EngineSetting) -> messages.CanariesStatus:
     """Promote, and change the settings file, which a service of systemd may not write."""
     from supervisor.experiments.canaries import with_engine
-    from supervisor.settings.edit import change_file
 
     path = _settings_file(client.status())
-    changed = change_file(path, lambda text: with_engine(text, model, engine))
-    try:
+    with _restoring(change_file(path, lambda text: with_engine(text, model, engine)), client):
         return follow(client.end_canary(model, "promote"))
-    except errors.CorralError:
-        changed.restore()
-        with suppress(errors.CorralError):
-            follow(client.reload(dry_run=False))
-        raise
 
 
 def _engine(build: str) -> EngineSetting:
@@ -247,9 +247,7 @@ def _engine(build: str) -> EngineSetting:
         setting = next((path for path in inside if path.is_file()), setting)
     else:
         setting = find_build(setting, where.engines).name
-    engines.load(
-        setting, cache_dir=where.cache, places=discover.default_search_paths(where.engines)
-    )
+    load_engine(setting, where)
     return setting
 
 

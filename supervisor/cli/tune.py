@@ -140,7 +140,7 @@ def tune(
     settings = targets.loaded.settings
     plans = VariantPlans(settings, where, model)
     base = VariantSpec("base", plans.profile, plans.base)
-    facts = machine_facts(settings, base.plan, where)
+    facts = machine_facts(settings, base.plan)
     if not force:
         variants.check(facts, [base])
     notes = (

@@ -9,9 +9,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from supervisor.builds import discover
-from supervisor.builds import discover as engines
 from supervisor.builds.discover import Engine
+from supervisor.cli.engine import load_engine
 from supervisor.engine.orphans import WORKERS, private_runtime
 from supervisor.errors import WorkerFailed
 from supervisor.events import EventStream
@@ -37,8 +36,7 @@ def worker(options: WorkerOptions, config: Path | None) -> CommandResult:
         warn(warning)
     where = directories()
     settings = load(config, config_dir=where.config).settings
-    places = discover.default_search_paths(where.engines)
-    engine = engines.load(settings.engine, cache_dir=where.cache, places=places)
+    engine = load_engine(settings.engine, where)
     host = LOOPBACK if options.host == "localhost" else options.host  # the program takes no names
     options = replace(options, host=host, port=options.port or _free_port(host))
     with private_runtime(where, WORKERS) as runtime:

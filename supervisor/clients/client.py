@@ -90,12 +90,12 @@ class ClientProgram:
     name: str
     title: str
     programs: tuple[str, ...]  # names of its commands
-    api: Api
     directory: Callable[[Places], Path]  # returns the directory of its settings
     files: Callable[[Facts, Places], Sequence[FileSettings]]  # returns its settings
     run: Callable[[Facts], str]  # returns the command that starts it then, for people
-    key_variable: str  # the variable from which it reads the API key
     ca_variable: str  # the variable that names a file of trusted certificates
+    api: Api = "/v1/chat/completions"
+    key_variable: str = KEY_VARIABLE  # the variable from which it reads the API key
     writes_ca: bool = False  # whether its settings name that file
     context_least: int = 0  # tokens of its own prompt and some turns; 0 if any context will do
 

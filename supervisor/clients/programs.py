@@ -28,10 +28,6 @@ from supervisor.clients.client import (
 )
 
 
-def _aider_directory(places: Places) -> Path:
-    return places.home
-
-
 def _aider_files(facts: Facts, places: Places) -> Sequence[FileSettings]:
     values: dict[Place, Any] = {
         ("model",): _name(facts.model),
@@ -67,8 +63,7 @@ AIDER: Final = ClientProgram(
     name="aider",
     title="aider",
     programs=("aider",),
-    api="/v1/chat/completions",
-    directory=_aider_directory,
+    directory=lambda places: places.home,
     files=_aider_files,
     run=lambda _: "aider",
     key_variable="OPENAI_API_KEY",
@@ -123,7 +118,6 @@ CLAUDE: Final = ClientProgram(
     directory=_claude_directory,
     files=_claude_files,
     run=lambda _: "claude",
-    key_variable=KEY_VARIABLE,
     ca_variable="NODE_EXTRA_CA_CERTS",
     writes_ca=True,
     context_least=16_384,
@@ -162,7 +156,6 @@ CODEX: Final = ClientProgram(
     directory=_codex_directory,
     files=_codex_files,
     run=lambda _: "codex",
-    key_variable=KEY_VARIABLE,
     ca_variable="CODEX_CA_CERTIFICATE",
     context_least=16_384,
 )
@@ -207,11 +200,9 @@ CONTINUE: Final = ClientProgram(
     name="continue",
     title="Continue",
     programs=("cn",),
-    api="/v1/chat/completions",
     directory=_continue_dev_directory,
     files=_continue_dev_files,
     run=lambda facts: f"choose {_title(facts.model)} in the list of models",
-    key_variable=KEY_VARIABLE,
     ca_variable="NODE_EXTRA_CA_CERTS",
     writes_ca=True,
 )
@@ -250,7 +241,6 @@ LLM: Final = ClientProgram(
     name="llm",
     title="llm",
     programs=("llm",),
-    api="/v1/chat/completions",
     directory=_llm_directory,
     files=_llm_files,
     run=lambda facts: f"llm -m {_id(facts.model)} 'Why do llamas hum?'",
@@ -260,10 +250,6 @@ LLM: Final = ClientProgram(
 
 
 _FILE: Final = "open-webui.env"
-
-
-def _open_webui_directory(places: Places) -> Path:
-    return places.corral
 
 
 def _open_webui_files(facts: Facts, places: Places) -> Sequence[FileSettings]:
@@ -279,15 +265,14 @@ def _open_webui_files(facts: Facts, places: Places) -> Sequence[FileSettings]:
     if facts.certificate:
         variables["SSL_CERT_FILE"] = str(facts.certificate)
     values: dict[Place, Any] = {(name,): value for name, value in variables.items()}
-    return [FileSettings(_open_webui_directory(places) / _FILE, "env", values)]
+    return [FileSettings(places.corral / _FILE, "env", values)]
 
 
 OPEN_WEBUI: Final = ClientProgram(
     name="openwebui",
     title="Open WebUI",
     programs=("open-webui",),
-    api="/v1/chat/completions",
-    directory=_open_webui_directory,
+    directory=lambda places: places.corral,
     files=_open_webui_files,
     run=lambda _: f"set -a; . the file {_FILE}; set +a; open-webui serve",
     key_variable="OPENAI_API_KEY",
@@ -344,11 +329,9 @@ OPENCODE: Final = ClientProgram(
     name="opencode",
     title="opencode",
     programs=("opencode",),
-    api="/v1/chat/completions",
     directory=_opencode_directory,
     files=_opencode_files,
     run=lambda _: "opencode",
-    key_variable=KEY_VARIABLE,
     ca_variable="NODE_EXTRA_CA_CERTS",
     context_least=16_384,
 )
@@ -356,10 +339,6 @@ OPENCODE: Final = ClientProgram(
 
 # It wants a figure for each model.
 _CONTEXT_TOKENS: Final = 32_768
-
-
-def _zed_directory(places: Places) -> Path:
-    return places.config / "zed"
 
 
 def _zed_files(facts: Facts, places: Places) -> Sequence[FileSettings]:
@@ -371,7 +350,7 @@ def _zed_files(facts: Facts, places: Places) -> Sequence[FileSettings]:
         ("language_models", "openai_compatible", "corral"): provider,
         ("agent", "default_model"): {"provider": "corral", "model": facts.model.name},
     }
-    return [FileSettings(_zed_directory(places) / "settings.json", "json", values)]
+    return [FileSettings(places.config / "zed" / "settings.json", "json", values)]
 
 
 def _zed_model(model: ServedModel) -> dict[str, Any]:
@@ -389,11 +368,9 @@ ZED: Final = ClientProgram(
     name="zed",
     title="Zed",
     programs=("zed", "zeditor"),
-    api="/v1/chat/completions",
-    directory=_zed_directory,
+    directory=lambda places: places.config / "zed",
     files=_zed_files,
     run=lambda _: "zed (with CORRAL_API_KEY set to any text where the daemon needs no key)",
-    key_variable=KEY_VARIABLE,
     ca_variable="SSL_CERT_FILE",
 )
 

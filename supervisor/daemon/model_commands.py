@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from supervisor.daemon.control_client import Answer, Stream
+from supervisor.daemon.control_client import Answer, Client, Stream
 from supervisor.daemon.control_messages import DaemonStatus
-from supervisor.errors import Interrupted, NoSuchModel, did_you_mean
+from supervisor.errors import CorralError, Interrupted, NoSuchModel, did_you_mean
 from supervisor.output import ProgressMeter
 from supervisor.settings.tables import CATCH_ALL
+from supervisor.system.paths import directories
 
 
 def resolve_running(words: Sequence[str], status: DaemonStatus) -> tuple[str, ...]:
@@ -43,6 +45,13 @@ def _names_by_word(status: DaemonStatus) -> dict[str, str]:
 def _key(word: str, names_by_word: Mapping[str, str]) -> str:
     keys = (word, f"{word}:latest", str(Path(word).absolute()))
     return next((key for key in keys if key in names_by_word), word)
+
+
+def running_status() -> DaemonStatus | None:
+    """Return the daemon's status; None if no daemon answers."""
+    with suppress(CorralError):
+        return Client(directories().control_socket).status()
+    return None
 
 
 def follow(messages: Stream[Answer]) -> Answer:

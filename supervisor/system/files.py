@@ -13,7 +13,7 @@ import json
 import os
 import stat
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from io import BufferedReader
 from pathlib import Path
@@ -86,16 +86,19 @@ def stat_regular(path: Path) -> os.stat_result:
     return found
 
 
-def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> None:
+def write_atomic(
+    path: Path, content: str | bytes | Iterator[bytes], *, durable: bool = True
+) -> None:
     """Replace a file atomically, with mode 0600; text is UTF-8 and keeps its line ends.
 
     Unless `durable`, a crash of the machine may lose the file. Raises OSError: nothing was written;
     an existing file is unchanged.
     """
+    content = content.encode() if isinstance(content, str) else content
     descriptor, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            file.writelines([content] if isinstance(content, bytes) else content)
             file.flush()
             if durable:
                 os.fsync(file.fileno())

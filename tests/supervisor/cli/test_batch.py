@@ -7,16 +7,15 @@ from typing import Self
 import pytest
 
 from supervisor.cli import batch
-from supervisor.cli.batch import Object, Pace, wait
+from supervisor.cli.batch import Object, left_s, wait
 from supervisor.errors import DaemonBusy, Interrupted, NotRunning
 from supervisor.output import ProgressMeter
 
 
 def test_the_rest_takes_as_long_as_what_was_done_since_the_first_look() -> None:
-    pace = Pace(10, 100.0)
-    assert pace.left_s(10, 50, 110.0) is None
-    assert pace.left_s(30, 50, 110.0) == 10.0
-    assert pace.left_s(50, 50, 120.0) == 0.0
+    assert left_s(0, 40, 10.0) is None
+    assert left_s(20, 20, 10.0) == 10.0
+    assert left_s(40, 0, 20.0) == 0.0
 
 
 class RestartedClient:
