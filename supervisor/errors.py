@@ -41,7 +41,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final, TypedDict
 
 _WORD_MAX: Final = 120
@@ -223,6 +223,12 @@ class MachineBusy(CorralError):
 class Interrupted(CorralError):
     code = "interrupted"
     exit_code = 130
+
+
+def join_errors(errors: Sequence[CorralError]) -> CorralError:
+    """Return an error with all messages, and the hint and log of the first error."""
+    lines = dict.fromkeys(error.message for error in errors)
+    return from_json({**errors[0].as_json(), "message": "\n".join(lines)})
 
 
 def from_json(fields: Mapping[str, Any]) -> CorralError:

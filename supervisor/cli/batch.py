@@ -157,12 +157,17 @@ def translate_http_errors(hint: str = _CONTINUE) -> Iterator[None]:
         raise errors.DaemonBusy(f"the daemon does not answer: {what}", hint=hint) from error
 
 
-def _failure(response: httpx.Response) -> errors.CorralError:
+def error_of(response: httpx.Response) -> tuple[str, str | None]:
+    """Return the message and the code of a refusal."""
     try:
         error = response.json()["error"]
-        message, code = str(error["message"]), error.get("code")
+        return str(error["message"]), error.get("code")
     except (ValueError, LookupError, TypeError, AttributeError):
-        message, code = f"the daemon answered with status {response.status_code}", None
+        return f"the daemon answered with status {response.status_code}", None
+
+
+def _failure(response: httpx.Response) -> errors.CorralError:
+    message, code = error_of(response)
     if code == Draining.code:
         return errors.DaemonBusy(message)
     is_key = response.status_code == httpx.codes.UNAUTHORIZED

@@ -13,7 +13,7 @@ from cryptography import x509
 
 from proxy.common.toml_text import parse_toml
 from supervisor.backend.proxy_settings import check_proxy_settings, read_nodes
-from supervisor.errors import AccessDenied, CorralError, SettingsInvalid, from_json
+from supervisor.errors import AccessDenied, CorralError, SettingsInvalid, join_errors
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.output import CommandResult, table
 from supervisor.plan import profile as profiles
@@ -129,8 +129,7 @@ def _all_plans(planner: LaunchPlanner) -> Iterator[Plan]:
         except CorralError as error:
             errors.append(error)
     if errors:
-        lines = dict.fromkeys(error.message for error in errors)
-        raise from_json({**errors[0].as_json(), "message": "\n".join(lines)})
+        raise join_errors(errors)
 
 
 def show_settings(config: Path | None) -> CommandResult:
@@ -147,11 +146,10 @@ def paths(config: Path | None) -> CommandResult:
     data = {
         "settings": str(loaded.path) if loaded.path else None,
         "looked at": [str(place) for place in search_path(where.config)],
-        "config": str(where.config),
-        "data": str(where.data),
-        "cache": str(where.cache),
-        "log": str(where.log),
-        "runtime": str(where.runtime),
+        **{
+            kind: str(getattr(where, kind))
+            for kind in ("config", "data", "cache", "log", "runtime")
+        },
     }
     rows = [
         (key, ", ".join(value) if isinstance(value, list) else str(value or "none"))
@@ -239,8 +237,7 @@ def schema() -> CommandResult:
 
 def write_schema(config: Path | None) -> CommandResult:
     """Write the schema beside the settings file, and name it in that file's first line."""
-    where = directories().config
-    path = find_file(config, config_dir=where, environ=os.environ) or where / FILE_NAME
+    path = _file(config) or directories().config / FILE_NAME
     beside = path.with_name(SCHEMA_NAME)
     try:
         if not path.parent.exists():

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import httpx
 
-from supervisor.cli.batch import KEY_VARIABLE, connect, translate_http_errors
+from supervisor.cli.batch import KEY_VARIABLE, connect, error_of, translate_http_errors
 from supervisor.clients import client as client_module
 from supervisor.clients import journal
 from supervisor.clients.programs import CLIENTS
@@ -138,14 +138,8 @@ def _choose_model(
 
 
 def _refusal_error(answer: httpx.Response) -> CorralError:
-    try:
-        message = str(answer.json()["error"]["message"])
-    except (ValueError, LookupError, TypeError):
-        message = f"status {answer.status_code}"
-    path = answer.request.url.path
-    return CorralError(
-        f"the daemon refused {path}: {message}", hint="corral status shows its models"
-    )
+    text = f"the daemon refused {answer.request.url.path}: {error_of(answer)[0]}"
+    return CorralError(text, hint="corral status shows its models")
 
 
 _FILE_MAX_BYTES: Final = 4 * 1024**2
@@ -166,16 +160,17 @@ class SettingsFiles:
         """Write settings; return each path, and its backup if the file existed before."""
         wanted = [replace(file, path=Path(os.path.realpath(file.path))) for file in wanted]
         earlier = {file_entries.path: file_entries for file_entries in self._read(client)}
-        made = [_apply_settings(file, earlier.get(file.path)) for file in wanted]
-        others = [
-            file_entries
-            for path, file_entries in earlier.items()
-            if path not in {new.path for new in wanted}
-        ]
+        made = []
+        for file in wanted:
+            text, before = _text(file.path), earlier.pop(file.path, None)
+            with _report_format_errors(file.path):
+                made.append(
+                    journal.apply_file_settings(text or "", file, before, is_new=text is None)
+                )
         with _report_os_errors(self._journals):
             make_private(self._journals.parent)
             make_private(self._journals)
-            entries = [*(file_entries for _, file_entries in made), *others]
+            entries = [*(file_entries for _, file_entries in made), *earlier.values()]
             write_atomic(self._journal(client), journal.JOURNAL.dump_json(entries))
         return [_write_text(entries.path, text) for text, entries in made]
 
@@ -223,14 +218,6 @@ class SettingsFiles:
                 f"{path} cannot be read: {error}",
                 hint="restore the client's settings from their backup, then delete it",
             ) from error
-
-
-def _apply_settings(
-    wanted: client_module.FileSettings, earlier: journal.FileEntries | None
-) -> tuple[str, journal.FileEntries]:
-    text = _text(wanted.path)
-    with _report_format_errors(wanted.path):
-        return journal.apply_file_settings(text or "", wanted, earlier, is_new=text is None)
 
 
 @contextmanager
@@ -287,15 +274,8 @@ def list_clients() -> CommandResult:
     places, files = _places(), SettingsFiles(directories().data)
     rows = [_row(client, places, files) for client in CLIENTS]
     rows.sort(key=lambda row: (not row["connected"], not row["found"]))
-    cells = [
-        (
-            str(row["name"]),
-            str(row["title"]),
-            "yes" if row["found"] else "-",
-            "yes" if row["connected"] else "-",
-        )
-        for row in rows
-    ]
+    names = {"True": "yes", "False": "-"}
+    cells = [[names.get(str(value), str(value)) for value in row.values()] for row in rows]
     text = table(("CLIENT", "PROGRAM", "FOUND", "CONNECTED"), cells)
     return CommandResult(rows, text, ("corral connect CLIENT shows its settings",))
 
@@ -357,16 +337,11 @@ def undo(name: str) -> CommandResult:
     return CommandResult(data, "\n".join(lines) or "none of its files exists any more", notes)
 
 
-def client_names() -> list[str]:
-    return [client.name for client in CLIENTS]
-
-
 def _client(name: str) -> client_module.ClientProgram:
-    for client in CLIENTS:
-        if client.name == name:
-            return client
-    known = ", ".join(client_names())
-    raise CorralError(f"no client is named {name!r}", hint=f"clients: {known}")
+    by_name = {client.name: client for client in CLIENTS}
+    if name not in by_name:
+        raise CorralError(f"no client is named {name!r}", hint=f"clients: {', '.join(by_name)}")
+    return by_name[name]
 
 
 def _places() -> client_module.Places:

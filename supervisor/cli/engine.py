@@ -31,10 +31,17 @@ def list_engines(config: Path | None) -> CommandResult:
     found = discover.list_engines(setting, cache_dir=where.cache, places=places)
     if not found:
         load_engine(setting, where)
-    notes = tuple(note for entry in found for note in _engine_notes(*entry))
+    notes: list[str] = []
+    for candidate, engine in found:
+        if isinstance(engine, CorralError):
+            notes.append(f"{candidate.path}: {engine.message}")
+        else:
+            notes += filter(None, (engine.note, engine.warning))
     head = ("BUILD", "FROM", "NAME", "DEVICES", "PATH")
     return CommandResult(
-        [_data(*entry) for entry in found], table(head, [_row(*entry) for entry in found]), notes
+        [_data(*entry) for entry in found],
+        table(head, [_row(*entry) for entry in found]),
+        tuple(notes),
     )
 
 
@@ -90,12 +97,6 @@ def _row(candidate: Candidate, engine: Engine | CorralError) -> tuple[str, ...]:
         f"{device.name} {size(device.total_mib << 20)}" for device in engine.devices
     )
     return (str(engine.build or "?"), source, name, devices or "CPU only", command)
-
-
-def _engine_notes(candidate: Candidate, engine: Engine | CorralError) -> list[str]:
-    if isinstance(engine, CorralError):
-        return [f"{candidate.path}: {engine.message}"]
-    return [text for text in (engine.note, engine.warning) if text]
 
 
 def _data(candidate: Candidate, engine: Engine | CorralError) -> dict[str, object]:

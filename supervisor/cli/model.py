@@ -239,15 +239,14 @@ def remove(name: str, config: Path | None, ask: Ask, *, yes: bool) -> CommandRes
         return CommandResult({"removed": [], "freed_bytes": 0}, "nothing was removed")
     _delete(files, found.root)
     left = [name for name, model in settings.models.items() if model.path in found.files]
-    notes = tuple(map(_fileless_note, left))
-    data = {"removed": [str(path) for path in files], "freed_bytes": freed}
-    return CommandResult(data, f"removed {found.name}: {size(freed)}", notes)
-
-
-def _fileless_note(model: str) -> str:
     from supervisor.settings.edit import key_text  # tomlkit takes 30 ms
 
-    return f"corral.toml still has [{key_text(('models', model))}], which has no file now"
+    notes = tuple(
+        f"corral.toml still has [{key_text(('models', model))}], which has no file now"
+        for model in left
+    )
+    data = {"removed": [str(path) for path in files], "freed_bytes": freed}
+    return CommandResult(data, f"removed {found.name}: {size(freed)}", notes)
 
 
 def prune(config: Path | None, ask: Ask, *, yes: bool, dry_run: bool) -> CommandResult:

@@ -63,6 +63,7 @@ def running_lines(row: Mapping[str, Any]) -> str:
 
 def _ended_row(request: Mapping[str, Any]) -> dict[str, str]:
     waited = [request[name] for name in _WAITS if request[name] is not None]
+    prompt = request["prompt_tokens"]
     return {
         "ID": request["id"],
         "ENDED": f"{_local(request):%m-%d %H:%M:%S}",
@@ -72,7 +73,7 @@ def _ended_row(request: Mapping[str, Any]) -> dict[str, str]:
         "TOOK": _time(request["duration_ms"]),
         "WAITED": _time(sum(waited)) if waited else _NONE,
         "FIRST TOKEN": _time(request["first_token_ms"]),
-        "PROMPT": _count(_prompt(request)),
+        "PROMPT": _NONE if prompt is None else str(prompt + (request["cached_tokens"] or 0)),
         "CACHED": _count(request["cached_tokens"]),
         "TOKENS": _count(request["decoded_tokens"]),
         "TOKENS/S": _rate(request),
@@ -139,12 +140,6 @@ def _figure_lines(request: Mapping[str, Any]) -> Iterator[str]:
 
 def _local(request: Mapping[str, Any]) -> datetime:
     return datetime.fromisoformat(request["ended_at"]).astimezone()
-
-
-def _prompt(request: Mapping[str, Any]) -> int | None:
-    if request["prompt_tokens"] is None:
-        return None
-    return int(request["prompt_tokens"] + (request["cached_tokens"] or 0))
 
 
 def _rate(request: Mapping[str, Any]) -> str:

@@ -317,6 +317,9 @@ def _facts(scope: units.Scope, config: Path | None) -> units.ServiceFacts:
             "a service needs a settings file",
             hint=f"write {where.config / 'corral.toml'}, or name one: --config FILE",
         )
+    # What the daemon needs and a user's service manager does not have.
+    names = ("PATH", *_DIRECTORY_VARIABLES)
+    environment = {name: value for name in names if (value := os.environ.get(name))}
     program = Path(sys.executable).parent / "corral"
     module = (sys.executable, "-m", "supervisor.cli")
     return units.ServiceFacts(
@@ -325,7 +328,7 @@ def _facts(scope: units.Scope, config: Path | None) -> units.ServiceFacts:
         loaded.path,
         loaded.settings,
         program_paths=(Path(sys.prefix), Path(sys.base_prefix), shipped_directory("profiles")),
-        environment=_environment() if scope == "user" else {},
+        environment=environment if scope == "user" else {},
         groups=tuple(name for name in units.GPU_GROUPS if has_group(name)),
     )
 
@@ -338,12 +341,6 @@ def _system_settings() -> Path:
             hint="write it, or name another file: --config FILE; --user is for your own settings",
         )
     return path
-
-
-def _environment() -> dict[str, str]:
-    """Return the variables that the daemon needs and a user's service manager does not have."""
-    names = ("PATH", *_DIRECTORY_VARIABLES)
-    return {name: value for name in names if (value := os.environ.get(name))}
 
 
 def _paths(scope: units.Scope) -> tuple[Path, ...]:

@@ -219,19 +219,12 @@ def _command(client: Client, verb: str, names: Sequence[str], *, wait: bool) -> 
         except errors.CorralError as error:
             failures.append(error)
     if failures and not ready:
-        raise _join_failures(failures)
+        raise errors.join_errors(failures)
     failed = [describe(error, sys.stdout, "failed") for error in failures]
     text = "\n".join([*(f"ready: {name}" for name in ready), *failed, f"{status.url}/v1"])
     return CommandResult(
         status, text, (*notes, *messages.keyless_warning(status)), 1 if failures else 0
     )
-
-
-def _join_failures(failures: Sequence[errors.CorralError]) -> errors.CorralError:
-    """Return one error with all messages, and the hint and log of the first error."""
-    fields = failures[0].as_json()
-    lines = dict.fromkeys(failure.message for failure in failures)
-    return errors.from_json({**fields, "message": "\n".join(lines)})
 
 
 def _instances(model: messages.ModelStatus) -> list[messages.InstanceStatus]:

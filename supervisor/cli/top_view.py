@@ -258,7 +258,7 @@ def _instance_cells(
         instance.name,
         messages.state_text(model, instance),
         f"{instance.slots_busy}/{instance.slots}",
-        _rate(rate),
+        f"{rate:.1f}" if rate else _NONE,
         size(instance.memory_bytes),
         duration(instance.up_s),
         str(instance.restarts),
@@ -270,10 +270,6 @@ def _node_row(node: messages.NodeStatus) -> tuple[str, ...]:
     slots = f"{node.slots_busy}/{node.slots}"
     rest = [_NONE] * 4
     return "node", _NONE, node.name, node.state, slots, *rest, node.reason or ""
-
-
-def _rate(tokens_per_second: float | None) -> str:
-    return f"{tokens_per_second:.1f}" if tokens_per_second else _NONE
 
 
 def _clean_cells(cells: Iterable[str]) -> tuple[str, ...]:

@@ -166,17 +166,15 @@ def _plain_json(text: str) -> str:
     """
     if not text.strip():
         return _EMPTY
-    bare = _STRINGS_AND_COMMENTS.sub(lambda found: found[1] or _blanks(found[0]), text)
+    bare = _STRINGS_AND_COMMENTS.sub(
+        lambda found: found[1] or re.sub(r"[^\n]", " ", found[0]), text
+    )
     plain = _LAST_COMMA.sub(lambda found: f"{found[1]}{found[2]} " if found[1] else found[0], bare)
     try:
         json.loads(plain)
     except RecursionError as error:
         raise ValueError("line 1: too many levels") from error
     return plain
-
-
-def _blanks(comment: str) -> str:
-    return re.sub(r"[^\n]", " ", comment)
 
 
 def _skip_blanks(plain: str, at: int) -> int:
@@ -230,7 +228,7 @@ def _unit(text: str) -> str:
 
 def read_toml(text: str, place: Place) -> Any:
     found = get_from_tree(_load_toml(text), place)
-    return found if found is ABSENT else _plain_toml(found)
+    return found.unwrap() if hasattr(found, "unwrap") else found
 
 
 def put_toml(text: str, place: Place, value: Any) -> str:
@@ -251,10 +249,6 @@ def _load_toml(text: str) -> tomlkit.TOMLDocument:
         return tomlkit.parse(text)
     except TOMLKitError as error:
         raise ValueError(str(error)) from error
-
-
-def _plain_toml(value: Any) -> Any:
-    return value.unwrap() if hasattr(value, "unwrap") else value
 
 
 _WIDTH: Final = 4096  # so wide that no line is broken
