@@ -33,7 +33,7 @@ from proxy.apis.llama_server import (
 )
 from proxy.auth.access import BATCH_COMPLETIONS
 from proxy.auth.api_keys import KEY, visible_client
-from proxy.batches.api_objects import limit_of, order_of, page_object
+from proxy.batches.records import limit_of, order_of, page_object
 from proxy.cache.shared_prefixes import SharedPrefixes
 from proxy.common.headers import EVENT_STREAM, EXPLAIN, FALLBACK, RESPONSE_HEADERS
 from proxy.endpoints.feature import Core, Feature

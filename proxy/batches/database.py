@@ -22,6 +22,7 @@ import sqlite3
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from sqlite3 import Connection
 from typing import Concatenate, Final, ParamSpec, TypeVar
 
 from proxy.common.background_tasks import worker_threads
@@ -60,7 +61,7 @@ _TABLES: Final = """
 """
 
 
-def prepare(connection: sqlite3.Connection) -> None:
+def prepare(connection: Connection) -> None:
     """Create the tables of a new database. Raises StorageFailed: a newer version wrote it."""
     found = int(connection.execute("PRAGMA user_version").fetchone()[0])
     if found > VERSION:
@@ -83,9 +84,7 @@ Result = TypeVar("Result")
 P = ParamSpec("P")
 
 
-def run_in_transaction(
-    connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], Result]
-) -> Result:
+def run_in_transaction(connection: Connection, work: Callable[[Connection], Result]) -> Result:
     connection.execute("BEGIN IMMEDIATE")
     try:
         result = work(connection)
@@ -98,8 +97,8 @@ def run_in_transaction(
 
 
 def open_connection(
-    path: Path, pragmas: Iterable[str], prepare: Callable[[sqlite3.Connection], None]
-) -> sqlite3.Connection:
+    path: Path, pragmas: Iterable[str], prepare: Callable[[Connection], None]
+) -> Connection:
     """Open or create a database of mode 0600 with an exclusive lock and a write-ahead log.
 
     Raises sqlite3.Error, OSError, or an error of `prepare`, which runs in a transaction.
@@ -195,7 +194,7 @@ class Database:
         self._max_bytes = max_bytes
         self._on_failure = on_failure
         self._thread = worker_threads(1, "jobs")
-        self._connection: sqlite3.Connection | None = None
+        self._connection: Connection | None = None
         self._is_closed = False
 
     @property
@@ -204,7 +203,7 @@ class Database:
 
     async def run(
         self,
-        work: Callable[Concatenate[sqlite3.Connection, P], Result],
+        work: Callable[Concatenate[Connection, P], Result],
         *args: P.args,
         **more: P.kwargs,
     ) -> Result:
@@ -230,7 +229,7 @@ class Database:
 
     async def run_until_done(
         self,
-        work: Callable[Concatenate[sqlite3.Connection, P], Result],
+        work: Callable[Concatenate[Connection, P], Result],
         *args: P.args,
         **more: P.kwargs,
     ) -> Result:
@@ -260,7 +259,7 @@ class Database:
 
     # In the database's thread.
 
-    def _transaction(self, work: Callable[[sqlite3.Connection], Result]) -> tuple[Result, bool]:
+    def _transaction(self, work: Callable[[Connection], Result]) -> tuple[Result, bool]:
         """Run `work`; return its result, and whether it changed a row."""
         try:
             if self._connection is None:
@@ -277,7 +276,7 @@ class Database:
             raise failure from error
         return result, is_changed
 
-    def _open(self) -> sqlite3.Connection:
+    def _open(self) -> Connection:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         pragmas = (
             "synchronous = FULL",

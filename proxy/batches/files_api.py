@@ -17,10 +17,9 @@ from aiohttp import BodyPartReader, MultipartReader, web
 
 from proxy.auth.api_keys import KEY
 from proxy.batches import rows
-from proxy.batches.api_objects import file_object, limit_of, order_of, page_object
 from proxy.batches.line_runner import Tools, owner_of
 from proxy.batches.lines import LineSplitter
-from proxy.batches.records import StoredFile, new_id
+from proxy.batches.records import StoredFile, file_object, limit_of, new_id, order_of, page_object
 from proxy.batches.runner import Runner
 from proxy.common.headers import RESPONSE_HEADERS
 from proxy.errors import (

@@ -15,12 +15,11 @@ from prometheus_client import Metric
 
 from proxy.auth.api_keys import KEY
 from proxy.batches import rows
-from proxy.batches.api_objects import batch_object, limit_of, page_object
 from proxy.batches.database import Database
 from proxy.batches.files_api import FilesEndpoint, check_ttl_s
 from proxy.batches.line_runner import Access, JobReporter, Tools, owner_of
 from proxy.batches.own_requests import OwnRequests
-from proxy.batches.records import COMPLETION_WINDOW, Batch
+from proxy.batches.records import COMPLETION_WINDOW, Batch, batch_object, limit_of, page_object
 from proxy.batches.runner import Places, Runner, places_of
 from proxy.endpoints.feature import Core, Feature
 from proxy.errors import BadRequest

@@ -142,13 +142,8 @@ _FIRST_S: Final = 1.0
 _MAX_S: Final = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """A line is sent again after `wait_s`."""
-
-    wait_s: float
-    is_counted: bool  # whether it counts as one of a few attempts
-    leaves_place: bool = False  # whether other lines may be computed meanwhile
+# The seconds before a line is sent again, and whether that counts as one of a few attempts.
+Retry = tuple[float, bool]
 
 
 def retry_of(answer: OwnAnswer, failures: int, waits: int, max_attempts: int) -> Retry | None:
@@ -157,12 +152,11 @@ def retry_of(answer: OwnAnswer, failures: int, waits: int, max_attempts: int) ->
     `failures` and `waits` are the counted and uncounted attempts before this one.
     """
     if answer.is_limited:
-        wait_s = min(answer.retry_after_s or _FIRST_S, _MAX_S)
-        return Retry(wait_s, is_counted=False, leaves_place=True)
+        return min(answer.retry_after_s or _FIRST_S, _MAX_S), False
     if answer.status in _BUSY:
-        return Retry(_pause_s(waits, answer.retry_after_s), is_counted=False)
+        return _pause_s(waits, answer.retry_after_s), False
     if answer.status in _FAILED and failures + 1 < max_attempts:
-        return Retry(_pause_s(failures, answer.retry_after_s), is_counted=True)
+        return _pause_s(failures, answer.retry_after_s), True
     return None
 
 
@@ -227,6 +221,8 @@ async def _final_answer(
         retry = retry_of(answer, failures, waits, tools.settings.max_attempts)
         if retry is None:
             return answer
-        failures, waits = failures + retry.is_counted, waits + (not retry.is_counted)
+        wait_s, is_counted = retry
+        failures, waits = failures + is_counted, waits + (not is_counted)
         tools.reporter.note_wait(batch, lines_module.message_of(answer.body))
-        await (pause if retry.leaves_place else tools.sleep)(retry.wait_s)
+        # While its key is limited, other lines may be computed.
+        await (pause if answer.is_limited else tools.sleep)(wait_s)

@@ -117,8 +117,7 @@ def read_line(data: bytes, endpoint: str, settings: ProxySettings) -> RequestLin
     if (url := _text(members, "url")) != endpoint:
         reason = f"url is {quote(url)}, the endpoint of the batch {endpoint}"
         raise InvalidLine("invalid_url", reason, "url")
-    body = _member(members, "body")
-    if not isinstance(body, dict):
+    if not isinstance(body := _member(members, "body"), dict):
         raise InvalidLine("invalid_request", "body must be an object", "body")
     return RequestLine(custom_id, body)
 

@@ -7,8 +7,8 @@ a second result for a line impossible.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from sqlite3 import Connection, Cursor
 from typing import Final, Literal
 
 from proxy.batches.records import (
@@ -28,7 +28,7 @@ _PAGE_BYTES: Final = 1024**2
 _SWEEP_ROWS: Final = 500
 
 
-def begin_file(connection: sqlite3.Connection, file: tuple[str, str, str, int]) -> int:
+def begin_file(connection: Connection, file: tuple[str, str, str, int]) -> int:
     """Begin a file of requests (id, owner, name, created at); return its key."""
     added = connection.execute(
         "INSERT INTO files (id, owner, state, filename, size_bytes, created_at) "
@@ -38,16 +38,14 @@ def begin_file(connection: sqlite3.Connection, file: tuple[str, str, str, int]) 
     return int(added.lastrowid or 0)
 
 
-def add_lines(connection: sqlite3.Connection, key: int, first: int, lines: Iterable[bytes]) -> None:
+def add_lines(connection: Connection, key: int, first: int, lines: Iterable[bytes]) -> None:
     connection.executemany(
         "INSERT INTO lines (file, number, data) VALUES (?, ?, ?)",
         ((key, number, line) for number, line in enumerate(lines, first)),
     )
 
 
-def finish_file(
-    connection: sqlite3.Connection, key: int, size_bytes: int, expires_at: int
-) -> StoredFile:
+def finish_file(connection: Connection, key: int, size_bytes: int, expires_at: int) -> StoredFile:
     row = connection.execute(
         "UPDATE files SET state = 'ready', size_bytes = ?, expires_at = ? WHERE key = ? "
         "RETURNING *",
@@ -56,21 +54,21 @@ def finish_file(
     return StoredFile(**row)
 
 
-def _select_file(connection: sqlite3.Connection, owner: str, file_id: str) -> StoredFile | None:
+def _select_file(connection: Connection, owner: str, file_id: str) -> StoredFile | None:
     row = connection.execute(
         "SELECT * FROM files WHERE id = ? AND owner = ? AND state = 'ready'", (file_id, owner)
     ).fetchone()
     return StoredFile(**row) if row else None
 
 
-def find_file(connection: sqlite3.Connection, owner: str, file_id: str) -> StoredFile:
+def find_file(connection: Connection, owner: str, file_id: str) -> StoredFile:
     """Return a file; raises NotFound."""
     if (file := _select_file(connection, owner, file_id)) is None:
         raise NotFound(f"there is no file {quote(file_id)}; GET /v1/files lists them")
     return file
 
 
-def delete_file(connection: sqlite3.Connection, owner: str, file_id: str) -> None:
+def delete_file(connection: Connection, owner: str, file_id: str) -> None:
     """Delete a file; raises NotFound, or Conflict: a batch reads it."""
     file = find_file(connection, owner, file_id)
     if reader := _reader(connection, file.key):
@@ -78,7 +76,7 @@ def delete_file(connection: sqlite3.Connection, owner: str, file_id: str) -> Non
     connection.execute("UPDATE files SET state = 'deleted' WHERE key = ?", (file.key,))
 
 
-def _reader(connection: sqlite3.Connection, key: int) -> str | None:
+def _reader(connection: Connection, key: int) -> str | None:
     row = connection.execute(
         "SELECT id FROM batches WHERE input_file = ? "
         "AND status IN ('validating', 'in_progress', 'finalizing', 'cancelling')",
@@ -88,7 +86,7 @@ def _reader(connection: sqlite3.Connection, key: int) -> str | None:
 
 
 def page_of_files(
-    connection: sqlite3.Connection,
+    connection: Connection,
     owner: str,
     *,
     purpose: str | None,
@@ -110,9 +108,7 @@ def page_of_files(
     return [StoredFile(**row) for row in rows]
 
 
-def file_content(
-    connection: sqlite3.Connection, file: StoredFile, after: int
-) -> Sequence[StoredLine]:
+def file_content(connection: Connection, file: StoredFile, after: int) -> Sequence[StoredLine]:
     """Return about 1 MiB of a file's lines behind a number; none at its end."""
     if file.batch is None:
         return lines_of(connection, file.key, after)
@@ -125,7 +121,7 @@ def file_content(
     )
 
 
-def lines_of(connection: sqlite3.Connection, key: int, after: int) -> list[StoredLine]:
+def lines_of(connection: Connection, key: int, after: int) -> list[StoredLine]:
     """Return about 1 MiB of lines behind a number, of the file of requests with this key."""
     return _take_lines(
         connection.execute(
@@ -135,7 +131,7 @@ def lines_of(connection: sqlite3.Connection, key: int, after: int) -> list[Store
     )
 
 
-def _take_lines(rows: sqlite3.Cursor) -> list[StoredLine]:
+def _take_lines(rows: Cursor) -> list[StoredLine]:
     lines, size_bytes = [], 0
     for row in rows:
         lines.append(StoredLine(**row))
@@ -145,14 +141,14 @@ def _take_lines(rows: sqlite3.Cursor) -> list[StoredLine]:
     return lines
 
 
-def used_bytes(connection: sqlite3.Connection) -> int:
+def used_bytes(connection: Connection) -> int:
     """Return the size of the database, without its log."""
     pages = connection.execute("PRAGMA page_count").fetchone()[0]
     free = connection.execute("PRAGMA freelist_count").fetchone()[0]
     return int(pages - free) * int(connection.execute("PRAGMA page_size").fetchone()[0])
 
 
-def expire_files(connection: sqlite3.Connection, now: int) -> None:
+def expire_files(connection: Connection, now: int) -> None:
     """Delete expired files that no batch reads, and old batches without files."""
     connection.execute(
         "UPDATE files SET state = 'deleted' WHERE state = 'ready' AND expires_at <= ? "
@@ -168,7 +164,7 @@ def expire_files(connection: sqlite3.Connection, now: int) -> None:
     )
 
 
-def sweep_files(connection: sqlite3.Connection, uploading: Collection[str]) -> bool:
+def sweep_files(connection: Connection, uploading: Collection[str]) -> bool:
     """Remove some rows of files that clients cannot see; return whether more may be left.
 
     `uploading` has the ids of files that are being written.
@@ -182,7 +178,7 @@ def sweep_files(connection: sqlite3.Connection, uploading: Collection[str]) -> b
     return True
 
 
-def _remove(connection: sqlite3.Connection, file: StoredFile) -> int:
+def _remove(connection: Connection, file: StoredFile) -> int:
     if file.batch is None:
         return connection.execute(
             "DELETE FROM lines WHERE rowid IN (SELECT rowid FROM lines WHERE file = ? LIMIT ?)",
@@ -199,7 +195,7 @@ _RETRY_AFTER_S: Final = 60
 
 
 def create_batch(  # noqa: PLR0913 (the columns of a new row)
-    connection: sqlite3.Connection,
+    connection: Connection,
     owner: str,
     endpoint: str,
     input_file_id: str,
@@ -244,12 +240,12 @@ def create_batch(  # noqa: PLR0913 (the columns of a new row)
     return batch_of_id(connection, batch_id)
 
 
-def batch_of_id(connection: sqlite3.Connection, batch_id: str) -> Batch:
+def batch_of_id(connection: Connection, batch_id: str) -> Batch:
     row = connection.execute("SELECT * FROM batches WHERE id = ?", (batch_id,)).fetchone()
     return Batch(**row)
 
 
-def find_batch(connection: sqlite3.Connection, owner: str, batch_id: str) -> Batch:
+def find_batch(connection: Connection, owner: str, batch_id: str) -> Batch:
     """Return a batch; raises NotFound."""
     row = connection.execute(
         "SELECT * FROM batches WHERE id = ? AND owner = ?", (batch_id, owner)
@@ -260,7 +256,7 @@ def find_batch(connection: sqlite3.Connection, owner: str, batch_id: str) -> Bat
 
 
 def page_of_batches(
-    connection: sqlite3.Connection, owner: str, after: str | None, limit: int
+    connection: Connection, owner: str, after: str | None, limit: int
 ) -> list[Batch]:
     """Return the batches older than `after`, newest first, at most one more than `limit`."""
     found = connection.execute("SELECT key FROM batches WHERE id = ?", (after,)).fetchone()
@@ -272,7 +268,7 @@ def page_of_batches(
     return [Batch(**row) for row in rows]
 
 
-def active_batches(connection: sqlite3.Connection) -> list[Batch]:
+def active_batches(connection: Connection) -> list[Batch]:
     """Return the batches that have not ended, oldest first."""
     rows = connection.execute(
         "SELECT * FROM batches WHERE status IN "
@@ -294,7 +290,7 @@ _BEFORE: Final[Mapping[Status, tuple[Status, ...]]] = {
 
 
 def set_status(
-    connection: sqlite3.Connection, batch_id: str, status: Status, now: int, /, **more: object
+    connection: Connection, batch_id: str, status: Status, now: int, /, **more: object
 ) -> Batch:
     """Change the status, unless the present one forbids it, and `more` columns of a batch."""
     columns = ", ".join(f"{name} = ?" for name in ("status", f"{status}_at", *more))
@@ -306,7 +302,7 @@ def set_status(
     return batch_of_id(connection, batch_id)
 
 
-def cancel_batch(connection: sqlite3.Connection, owner: str, batch_id: str, now: int) -> Batch:
+def cancel_batch(connection: Connection, owner: str, batch_id: str, now: int) -> Batch:
     """Begin to cancel a batch, unless that has begun.
 
     Raises NotFound, or Conflict: it has ended, or is finalizing.
@@ -318,9 +314,7 @@ def cancel_batch(connection: sqlite3.Connection, owner: str, batch_id: str, now:
     return batch
 
 
-def pending_lines(
-    connection: sqlite3.Connection, batch: Batch, after: int, most: int
-) -> list[StoredLine]:
+def pending_lines(connection: Connection, batch: Batch, after: int, most: int) -> list[StoredLine]:
     """Return lines without a result behind a number, including blank lines."""
     rows = connection.execute(
         "SELECT number, data FROM lines WHERE file = ? AND number > ? AND NOT EXISTS "
@@ -331,7 +325,7 @@ def pending_lines(
     return [StoredLine(**row) for row in rows]
 
 
-def store_result(connection: sqlite3.Connection, key: int, results: Sequence[LineResult]) -> None:
+def store_result(connection: Connection, key: int, results: Sequence[LineResult]) -> None:
     """Store results and count them; existing results are kept."""
     for result in results:
         added = connection.execute(
@@ -346,16 +340,14 @@ def store_result(connection: sqlite3.Connection, key: int, results: Sequence[Lin
             )
 
 
-def has_expired_lines(connection: sqlite3.Connection, key: int) -> bool:
+def has_expired_lines(connection: Connection, key: int) -> bool:
     found = connection.execute(
         "SELECT 1 FROM results WHERE batch = ? AND outcome = 'expired' LIMIT 1", (key,)
     )
     return found.fetchone() is not None
 
 
-def end_batch(
-    connection: sqlite3.Connection, batch: Batch, status: End, now: int, ttl_s: int
-) -> Batch:
+def end_batch(connection: Connection, batch: Batch, status: End, now: int, ttl_s: int) -> Batch:
     """End a batch, and create its result files."""
     expires_at = now + (batch.output_ttl_s or ttl_s)
     output, errors = (
@@ -367,7 +359,7 @@ def end_batch(
 
 
 def _add_file(
-    connection: sqlite3.Connection, batch: Batch, is_error: int, now: int, expires_at: int
+    connection: Connection, batch: Batch, is_error: int, now: int, expires_at: int
 ) -> str | None:
     size_bytes = connection.execute(
         "SELECT SUM(LENGTH(data)) FROM results WHERE batch = ? AND (outcome != 'completed') = ?",

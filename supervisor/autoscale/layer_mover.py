@@ -129,14 +129,8 @@ class LayerMover(Part):
             await self._move(replica, run, move)
         except CorralError as error:
             self._not_before_s[name] = self._clock() + _RETRY_S
-            self._emit(
-                "model.adapt_failed",
-                model=name,
-                key=SPLIT,
-                before=_text(move.before),
-                after=_text(move.after),
-                reason=error.message,
-                retry_in_s=_RETRY_S,
+            self._emit_move(
+                "model.adapt_failed", name, move, reason=error.message, retry_in_s=_RETRY_S
             )
 
     def _find(self, name: str) -> tuple[Replica, ShardRun]:
@@ -149,35 +143,29 @@ class LayerMover(Part):
         )
 
     async def _move(self, replica: Replica, run: ShardRun, move: Move) -> Moved:
+        name, layers = replica.place.model, dict(move.after)
         async with self._replacer.lock:
             if replica.shards is not run:  # it was started again meanwhile
                 raise StartFailed(
                     f"{replica.name} was started again; its workers are measured again"
                 )
-            return await self._replace(replica, move)
+            planner = self._fleet.planner.with_layers(name, layers)
+            plan = await asyncio.to_thread(planner.plan_at, replica.place)
+            _check_split(plan, layers)
+            failure = await self._replacer.replace(replica, planner, plan)
+            if failure:
+                hint = failure.cause.hint if failure.cause else None
+                log = str(failure.log_path) if failure.log_path else None
+                raise StartFailed(f"no layer was moved: {failure}", hint=hint, log=log)
+            path = self._shares.write(name, layers, dict(move.before))
+            current = self._fleet.models[name].at(replica.place.number)
+            self._fleet.apply_settings(current, self._fleet.planner)
+        self._emit_move("model.adapted", name, move, reason=move.reason)
+        return name, move, path
 
-    async def _replace(self, replica: Replica, move: Move) -> Moved:
-        name, layers = replica.place.model, dict(move.after)
-        planner = self._fleet.planner.with_layers(name, layers)
-        plan = await asyncio.to_thread(planner.plan_at, replica.place)
-        _check_split(plan, layers)
-        failure = await self._replacer.replace(replica, planner, plan)
-        if failure:
-            hint = failure.cause.hint if failure.cause else None
-            log = str(failure.log_path) if failure.log_path else None
-            raise StartFailed(f"no layer was moved: {failure}", hint=hint, log=log)
-        moved = name, move, self._shares.write(name, layers, dict(move.before))
-        current = self._fleet.models[name].at(replica.place.number)
-        self._fleet.apply_settings(current, self._fleet.planner)
-        self._emit(
-            "model.adapted",
-            model=name,
-            key=SPLIT,
-            before=_text(move.before),
-            after=_text(move.after),
-            reason=move.reason,
-        )
-        return moved
+    def _emit_move(self, event: str, model: str, move: Move, **fields: object) -> None:
+        before, after = _text(move.before), _text(move.after)
+        self._emit(event, model=model, key=SPLIT, before=before, after=after, **fields)
 
 
 def _move_of(decision: Rebalance) -> Move:

@@ -160,12 +160,16 @@ class SlotDecider:
         }
         for model in mine:
             history = self._histories.setdefault(model.name, deque(maxlen=_SAMPLES_MAX))
-            slots = model.plan.slots * len(model.instances)
+            slots, limits = model.plan.slots * len(model.instances), model.settings.slots
             if history and history[-1].slots != slots:
                 history.clear()
-            _note(
-                history, Demand(model.at_s, model.waiting, model.busy, slots), model.settings.slots
-            )
+            if history and model.at_s - history[-1].at_s < limits.sample_s * _EARLY:
+                continue
+            history.append(Demand(model.at_s, model.waiting, model.busy, slots))
+            # One sample before the longer window is kept.
+            begin_s = model.at_s - max(limits.queued_s, limits.quiet_s)
+            while len(history) > 1 and history[1].at_s <= begin_s:
+                history.popleft()
 
     def changes(self, model: ModelView) -> Sequence[Change]:
         limits, planned = model.settings.slots, model.base.slots
@@ -178,13 +182,3 @@ class SlotDecider:
         count, reason = wanted
         to = Setting(count, ORIGIN, reason) if count > planned else None
         return (Change(SLOTS, to, reason, is_urgent=count > now),)
-
-
-def _note(history: deque[Demand], demand: Demand, limits: SlotSettings) -> None:
-    """Add a sample; keep one sample before the longer window, and drop older ones."""
-    if history and demand.at_s - history[-1].at_s < limits.sample_s * _EARLY:
-        return
-    history.append(demand)
-    begin_s = history[-1].at_s - max(limits.queued_s, limits.quiet_s)
-    while len(history) > 1 and history[1].at_s <= begin_s:
-        history.popleft()

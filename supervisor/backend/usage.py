@@ -32,7 +32,7 @@ from proxy.router.lease import Lease, SlotUse, Tokens
 from proxy.upstream.upstream import Upstream
 from supervisor.backend.models import without_directories
 from supervisor.engine.client import EngineClient, EngineUnreachable, ErrorResponse
-from supervisor.engine.states import InstanceSnapshot, State
+from supervisor.engine.states import State
 from supervisor.errors import HistoryUnavailable
 from supervisor.events import Event, Part
 from supervisor.fleet.fleet import Fleet
@@ -92,10 +92,8 @@ class EngineUse:
         such requests they count as the supervisor's own. Tokens that the engine did not count are
         taken from the requests that were cut off.
         """
-        missing, surplus = (
-            _excess_tokens(counted, self.attributed),
-            _excess_tokens(self.attributed, counted),
-        )
+        missing = _excess_tokens(counted, self.attributed)
+        surplus = _excess_tokens(self.attributed, counted)
         parts = [*share_tokens(missing, self.untold or {OWN_WORK: 1.0}).items()]
         self.attributed += missing
         if surplus.total and self.cut_off:
@@ -138,12 +136,13 @@ class UsageEngines:
                 yield facts.name, facts.model
 
     def pid(self, instance: str, /) -> int | None:
-        facts = self._facts(instance)
-        return facts.pid if facts else None
+        replica = self._fleet.find(instance)
+        return replica.instance.snapshot().pid if replica else None
 
     async def count_tokens(self, instance: str, /) -> Tokens | None:
-        if (facts := self._facts(instance)) is None:
+        if (replica := self._fleet.find(instance)) is None:
             return None
+        facts = replica.instance.snapshot()
         try:
             async with (
                 EngineClient(facts.endpoint, facts.api_key) as client,
@@ -156,10 +155,6 @@ class UsageEngines:
             return None
         names = ("prompt_tokens_total", "prompt_tokens_cached_total", "tokens_predicted_total")
         return Tokens(*(int(found.get(name, 0)) for name in names))
-
-    def _facts(self, instance: str) -> InstanceSnapshot | None:
-        found = (replica for replica in self._fleet.all_replicas() if replica.name == instance)
-        return next((replica.instance.snapshot() for replica in found), None)
 
 
 # Reading an engine's counters more often would disturb it.

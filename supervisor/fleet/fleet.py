@@ -60,7 +60,7 @@ class Fleet:
         self._emit = emit
         self.planner = planner
         self.slot_files = SlotFiles(lambda: self.planner.launches.slot_persistence, traffic, emit)
-        self.slot_storage = cache_commands.SlotStorage(self.slot_files, self._find)
+        self.slot_storage = cache_commands.SlotStorage(self.slot_files, self.find)
         self.device_memory = DeviceMemory()
         self._start_memory = StartMemory(self.device_memory, emit)
         self._group: asyncio.TaskGroup | None = None
@@ -96,12 +96,12 @@ class Fleet:
     def replica(self, instance: str) -> Replica:
         return next(replica for replica in self.all_replicas() if replica.name == instance)
 
-    def _find(self, instance: str) -> Replica | None:
+    def find(self, instance: str) -> Replica | None:
         return next((replica for replica in self.all_replicas() if replica.name == instance), None)
 
     def cause_of(self, instance: str) -> FailureCause | None:
         """Return why the process of an instance last ended, if that was a failure."""
-        replica = self._find(instance)
+        replica = self.find(instance)
         return replica.instance.snapshot().cause if replica else None
 
     def is_retiring(self, replica: Replica) -> bool:
@@ -160,7 +160,7 @@ class Fleet:
     # Reports of the proxy; an instance may be gone by then.
 
     def _mark_overdue(self, upstream: Upstream, reason: str) -> None:
-        if replica := self._find(upstream.name):
+        if replica := self.find(upstream.name):
             replica.instance.mark_overdue(replica.instance.snapshot().run, reason)
 
     def worker_ended(self, name: str) -> None:
@@ -172,7 +172,7 @@ class Fleet:
 
     def _check_restore(self, instance: str, tokens: int, timings: Timings) -> None:
         """Stop saving and restoring slots of a model whose engine does not use restored slots."""
-        replica = self._find(instance)
+        replica = self.find(instance)
         if replica is None or replica.slots.check_restore(tokens, timings):
             return
         self.slot_files.catalogue.remove_all(replica.cache_key)
@@ -315,7 +315,7 @@ class Fleet:
         self._emit(name, **fields)
         if name == "instance.exited":
             instance = str(fields["instance"])
-            replica = self._find(instance)
+            replica = self.find(instance)
             if replica and replica.plan and replica.plan.memory_inputs.engine.devices:
                 self.device_memory.note_exit(self.planner.supervisor.device_memory_wait_s)
 
@@ -339,7 +339,7 @@ class Fleet:
     def _is_elsewhere(self, replica: Replica, conversation: ConversationFingerprint) -> bool:
         """Return whether a conversation is on an instance that a replica will not replace."""
         owner = self._traffic.conversation_owner(conversation)
-        other = self._find(owner) if owner else None
+        other = self.find(owner) if owner else None
         if other is None or other.place == replica.place:
             return False
         return other.instance.snapshot().state is State.READY

@@ -14,16 +14,16 @@ from proxy.batches.own_requests import OwnAnswer
         (failure(400), None),
         (failure(404, "model_not_found"), None),
         (failure(422, "crashes_engine"), None),
-        (failure(429, "queue_full"), Retry(1, is_counted=False)),
-        (failure(503, "model_loading"), Retry(1, is_counted=False)),
-        (failure(503, "unavailable"), Retry(1, is_counted=False)),
-        (failure(502, "upstream_crashed"), Retry(1, is_counted=True)),
+        (failure(429, "queue_full"), (1, False)),
+        (failure(503, "model_loading"), (1, False)),
+        (failure(503, "unavailable"), (1, False)),
+        (failure(502, "upstream_crashed"), (1, True)),
         (
             OwnAnswer(429, b"", 6919, is_limited=True),
-            Retry(60, is_counted=False, leaves_place=True),
+            (60, False),
         ),
-        (OwnAnswer(502, b"<html>"), Retry(1, is_counted=True)),
-        (OwnAnswer(503, b'{"error": {"code": "queue_full"}}', 30), Retry(30, is_counted=False)),
+        (OwnAnswer(502, b"<html>"), (1, True)),
+        (OwnAnswer(503, b'{"error": {"code": "queue_full"}}', 30), (30, False)),
     ],
 )
 def test_what_follows_a_first_answer(answer: OwnAnswer, retry: Retry | None) -> None:
@@ -31,6 +31,6 @@ def test_what_follows_a_first_answer(answer: OwnAnswer, retry: Retry | None) -> 
 
 
 def test_attempts_are_bounded_and_waits_are_not() -> None:
-    assert retry_of(failure(502), 3, 0, 5) == Retry(8, is_counted=True)
+    assert retry_of(failure(502), 3, 0, 5) == (8, True)
     assert retry_of(failure(502), 4, 0, 5) is None
-    assert retry_of(failure(503, "queue_timeout"), 4, 10_000, 5) == Retry(60, is_counted=False)
+    assert retry_of(failure(503, "queue_timeout"), 4, 10_000, 5) == (60, False)
