@@ -202,10 +202,7 @@ class Database:
         return self.path.exists()
 
     async def run(
-        self,
-        work: Callable[Concatenate[Connection, P], Result],
-        *args: P.args,
-        **more: P.kwargs,
+        self, work: Callable[Concatenate[Connection, P], Result], *args: P.args, **more: P.kwargs
     ) -> Result:
         """Call `work` with the connection and its other arguments, in a transaction.
 
@@ -228,10 +225,7 @@ class Database:
         return result
 
     async def run_until_done(
-        self,
-        work: Callable[Concatenate[Connection, P], Result],
-        *args: P.args,
-        **more: P.kwargs,
+        self, work: Callable[Concatenate[Connection, P], Result], *args: P.args, **more: P.kwargs
     ) -> Result:
         """Call `work` as `run` does; while that fails, try again after growing pauses."""
         pause_s = self._retry_first_s

@@ -22,13 +22,7 @@ from proxy.batches.lines import LineSplitter
 from proxy.batches.records import StoredFile, file_object, limit_of, new_id, order_of, page_object
 from proxy.batches.runner import Runner
 from proxy.common.headers import RESPONSE_HEADERS
-from proxy.errors import (
-    BadRequest,
-    ProxyError,
-    RequestTimeout,
-    StorageFull,
-    TooManyRequests,
-)
+from proxy.errors import BadRequest, ProxyError, RequestTimeout, StorageFull, TooManyRequests
 from proxy.http.forms import MALFORMED, boundary_of, form_error, is_form, plain_filename
 from proxy.http.middleware import PATH_ID, Routes, json_response
 from proxy.observe.record import InFlightRequest, ServerState

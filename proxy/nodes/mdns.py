@@ -9,8 +9,7 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import ifaddr
 from zeroconf import Error, ServiceStateChange, Zeroconf
@@ -19,9 +18,6 @@ from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZerocon
 from proxy.nodes.configured import ADDRESSES_MAX, Answer, NodeAddress
 from proxy.nodes.settings import NodeUrl
 from proxy.observe.record import Emit
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 # Answers come within 120 ms, and a second question follows after one second.
 # Source: RFC 6762, sections 5.2 and 6.
@@ -33,22 +29,12 @@ _TTL_S: Final = 10.0
 async def resolve(url: NodeUrl) -> Answer:
     service = f"{url.host.rstrip('.')}."
     try:
-        async with multicast() as zeroconf:
+        async with AsyncZeroconf() as zeroconf:
             found = await _services(zeroconf, service)
     except (Error, OSError) as error:
         return Answer(failures={service: f"multicast DNS cannot be used: {error}"})
     addresses = [address for info in found for address in _addresses(info, service)]
     return Answer(addresses[:ADDRESSES_MAX], _TTL_S)
-
-
-@asynccontextmanager
-async def multicast() -> AsyncIterator[AsyncZeroconf]:
-    """Open multicast DNS for the block. Raises OSError if no interface can be used."""
-    zeroconf = AsyncZeroconf()
-    try:
-        yield zeroconf
-    finally:
-        await zeroconf.async_close()
 
 
 async def _services(zeroconf: AsyncZeroconf, service: str) -> list[AsyncServiceInfo]:
@@ -100,7 +86,7 @@ async def announce(host: str, port: int, process: str, emit: Emit) -> None:
     """Announce a listening address until cancelled; then withdraw the announcement."""
     info = service_info(socket.gethostname(), addresses_of(host), port, process)
     try:
-        async with multicast() as zeroconf:
+        async with AsyncZeroconf() as zeroconf:
             await zeroconf.async_register_service(info)
             await asyncio.get_running_loop().create_future()  # until cancelled
     except (Error, OSError) as error:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, Literal
@@ -19,7 +20,7 @@ from proxy.common.background_tasks import persist
 from proxy.errors import UpstreamFailed, UpstreamTimeout
 from proxy.nodes.configured import NODE_TIMES, ConfiguredNode, NodeTimes
 from proxy.nodes.model_list import OfferedModel, RemoteModel, Unreadable, served_id
-from proxy.nodes.poll import NodeDraining, NodePoller, NodeProcesses, PrefixReader
+from proxy.nodes.poll import NodeDraining, NodePoller, PrefixReader
 from proxy.observe.record import Emit
 from proxy.request.models import ModelNames
 from proxy.router.router import Router
@@ -29,6 +30,7 @@ from proxy.upstream.upstream import Upstream
 NodeState = Literal["up", "down", "draining", "same"]
 
 _FAILURES: Final = 2
+_RANDOM_BYTES: Final = 12
 
 
 def pause_s(failures: int, chance: float, times: NodeTimes = NODE_TIMES) -> float:
@@ -53,7 +55,9 @@ class NodeMonitor:
             node, nodes.router, nodes.settings, self.upstreams, nodes.__len__, nodes.times
         )
         self._failures = 0
-        self._is_llama_corral = False
+        # The random word of the process that it monitors; empty if that is no llama-corral, or
+        # the node is not used.
+        self.process = ""
         self._admitted: dict[str, Upstream] = {}
         self._suspected = asyncio.Event()
         self._checked = asyncio.Event()
@@ -135,7 +139,7 @@ class NodeMonitor:
 
     def _note_answer(self, remote_models: tuple[RemoteModel, ...], process: str) -> None:
         self._failures = 0
-        if reason := self._nodes.processes.claim(process, self.node.name):
+        if reason := self._nodes.why_unused(process, self):
             self._set_models(())
             self._take_out("same", reason)
             return
@@ -145,7 +149,7 @@ class NodeMonitor:
             self._nodes.on_change()
             models = [model.id for model in remote_models if model.is_loaded]
             self._nodes.emit("node.up", node=self.node.name, models=models)
-        self._is_llama_corral = bool(process)
+        self.process = process
         upstreams = self._upstreams(remote_models)
         for name in self._admitted.keys() - upstreams.keys():
             self._nodes.router.withdraw(name)
@@ -165,7 +169,7 @@ class NodeMonitor:
                     self._poller.slots_of(remote_model),
                     remote_model.aliases,
                     remote_model.variants,
-                    takes_keep_alive=self._is_llama_corral,
+                    takes_keep_alive=bool(self.process),
                 )
                 upstreams[upstream.name] = upstream
         return upstreams
@@ -177,7 +181,7 @@ class NodeMonitor:
 
     def _take_out(self, state: NodeState, reason: str) -> None:
         self._withdraw_all()
-        self._nodes.processes.release(self.node.name)
+        self.process = ""
         if (state, reason) != (self.state, self.problem):
             self.state, self.problem = state, reason
             self._nodes.on_change()
@@ -244,7 +248,7 @@ class NodeMonitors:
         self.emit = emit
         self.on_change = on_change
         self.times = times
-        self.processes = NodeProcesses()
+        self.process = secrets.token_hex(_RANDOM_BYTES)  # that of this llama-corral
         self.takes_over = asyncio.Lock()
         self.tasks = NamedTasks()
         self._monitors: dict[str, NodeMonitor] = {}
@@ -259,6 +263,14 @@ class NodeMonitors:
 
     def get(self, name: str) -> NodeMonitor | None:
         return self._monitors.get(name)
+
+    def why_unused(self, process: str, monitor: NodeMonitor) -> str | None:
+        """Return why a monitor must not use its node: it has the process of another one."""
+        if process and process == self.process:
+            return "it is this llama-corral itself"
+        others = (other for other in self if other is not monitor and other.process == process)
+        same = next(others, None) if process else None
+        return f"it is the same as {same.node.name}" if same else None
 
     def monitors_of(self, entry: str) -> list[NodeMonitor]:
         return [self._monitors[name] for name in self._names.get(entry, ())]

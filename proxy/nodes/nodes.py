@@ -176,7 +176,7 @@ class Nodes:
     @property
     def process(self) -> str:
         """The random word by which other machines recognise this process."""
-        return self._monitors.processes.own
+        return self._monitors.process
 
     async def serve(self) -> None:
         async with asyncio.TaskGroup() as group:

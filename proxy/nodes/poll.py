@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
@@ -26,32 +25,6 @@ from proxy.router.router import Router
 from proxy.settings import ProxySettings
 from proxy.upstream.client import FetchedBody, get_request
 from proxy.upstream.upstream import Upstream
-
-_RANDOM_BYTES: Final = 12
-
-
-class NodeProcesses:
-    """Processes of nodes, by random words; `own` is the word of this llama-corral."""
-
-    def __init__(self) -> None:
-        self.own = secrets.token_hex(_RANDOM_BYTES)
-        self._nodes: dict[str, str] = {}
-
-    def claim(self, process: str, node: str) -> str | None:
-        """Register the process of a node; return why the node is not used, or None."""
-        if not process:
-            return None
-        if process == self.own:
-            return "it is this llama-corral itself"
-        if self._nodes.get(process, node) == node:
-            self.release(node)
-            self._nodes[process] = node
-            return None
-        return f"it is the same as {self._nodes[process]}"
-
-    def release(self, node: str) -> None:
-        self._nodes = {process: other for process, other in self._nodes.items() if other != node}
-
 
 _TIMEOUT_S: Final = 5.0
 _LARGE_BYTES: Final = 64 * 1024

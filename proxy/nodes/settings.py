@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -59,17 +59,19 @@ def parse_url(url: str) -> NodeUrl:
         raise ValueError("more than an address; a key belongs into key_file")
     if parts.port == 0:  # reading `port` rejects other invalid ones
         raise ValueError("not a port")
-    if discovery:
-        _check_name(parts)
-    is_service = _is_service(parts.hostname)
-    is_local_service = is_service and parts.hostname.rstrip(".").endswith("._tcp.local")
+    host, is_service = parts.hostname, _is_service(parts.hostname)
+    if discovery and _is_address(host):
+        raise ValueError(f"{host} is an address, which has no records; write it without dns+")
+    if discovery and is_service and parts.port:
+        raise ValueError("a port, which comes from the SRV records; leave it out")
+    is_local_service = is_service and host.rstrip(".").endswith("._tcp.local")
     if discovery == "mdns" and not is_local_service:
         raise ValueError("not mdns+http://_llama-corral._tcp.local, or another service of .local")
     return NodeUrl(
         discovery=discovery,
         is_tls=scheme == "https",
         is_service=is_service,
-        host=parts.hostname,
+        host=host,
         port=parts.port or _PORTS[scheme],
         prefix=parts.path,
     )
@@ -87,14 +89,6 @@ def parse_name_server(text: str) -> tuple[str, int]:
     if parts.netloc != text or "@" in text or not _is_address(parts.hostname or ""):
         raise ValueError("not the address of a name server, as 10.96.0.10 or 127.0.0.1:5353")
     return str(ipaddress.ip_address(parts.hostname or "")), parts.port or _DNS_PORT
-
-
-def _check_name(parts: SplitResult) -> None:
-    host = parts.hostname or ""
-    if _is_address(host):
-        raise ValueError(f"{host} is an address, which has no records; write it without dns+")
-    if _is_service(host) and parts.port:
-        raise ValueError("a port, which comes from the SRV records; leave it out")
 
 
 def _is_service(host: str) -> bool:

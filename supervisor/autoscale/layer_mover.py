@@ -112,7 +112,7 @@ class LayerMover(Part):
     async def serve(self) -> None:
         while True:
             await asyncio.sleep(_SAMPLE_S)
-            if self._fleet.planner.balance.automatic:
+            if self._fleet.planner.settings.balance.automatic:
                 for replica, run in list(self.runs()):
                     await self.sample(replica, run)
 

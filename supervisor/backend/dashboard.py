@@ -113,20 +113,15 @@ def clients_of(
     return Clients(tuple(names), chosen.name, KEY_VARIABLE, clients)
 
 
-def chat_models(infos: Sequence[ModelInfo], planner: LaunchPlanner) -> list[ServedModel]:
-    """Return the models that answer chats, as far as this machine knows; reads files."""
-    return [
-        ServedModel(model.id, model.context_length, sees_images="image" in model.input_modalities)
-        for model in infos
-        if not (model.is_local and _makes_vectors(model.id, planner))
-    ]
-
-
-def _makes_vectors(model: str, planner: LaunchPlanner) -> bool:
+def answers_chats(model: ModelInfo, planner: LaunchPlanner) -> bool:
+    """Return whether a model answers chats, as far as this machine knows; reads files."""
     try:
-        return makes_vectors(planner.gguf(model), planner.entry(model).flags)
+        makes = model.is_local and makes_vectors(
+            planner.gguf(model.id), planner.entry(model.id).flags
+        )
     except CorralError:  # its start reports why
-        return False
+        return True
+    return not makes
 
 
 _MEMORY_AGE_MAX_S: Final = 2.0
@@ -211,9 +206,16 @@ class DashboardHostAdapter:
         infos, planner = self._nodes.models(), self._fleet.planner
 
         def read() -> Clients:
+            models = [
+                ServedModel(
+                    info.id, info.context_length, sees_images="image" in info.input_modalities
+                )
+                for info in infos
+                if answers_chats(info, planner)
+            ]
             return clients_of(
                 url,
-                chat_models(infos, planner),
+                models,
                 model,
                 needs_key=needs_key,
                 cert=self._certificate.path,

@@ -117,7 +117,9 @@ class LocalModels(Part):
         named = [self._fleet.planner, *(model.entry for model in models)]
         if len(named) != len(self._named) or not all(map(is_, named, self._named)):
             self._named = named
-            self._names = ModelNames(self.models(), self._fleet.planner.default_model)
+            self._names = ModelNames(
+                self.models(), self._fleet.planner.settings.proxy.default_model
+            )
         return self._names
 
     async def ensure_ready(self, model: str, on_load: OnLoad = do_nothing_on_load) -> None:

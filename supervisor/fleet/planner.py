@@ -49,7 +49,7 @@ from supervisor.rpc.model_workers import ModelWorkers
 from supervisor.rpc.relay import ShardRun
 from supervisor.rpc.shards import LayerShares, shard_plans, worker_split
 from supervisor.settings.schema import ModelSettings, Settings, SupervisorSettings
-from supervisor.settings.tables import BalanceSettings, RestartPolicy
+from supervisor.settings.tables import RestartPolicy
 from supervisor.system import machine
 from supervisor.system.machine import Machine
 from supervisor.system.paths import Directories
@@ -80,7 +80,7 @@ class LaunchPlanner:
     ) -> None:
         self.adapted = adapted
         self.reductions = reductions or Reductions()
-        self._settings = settings
+        self.settings = settings
         self._directories = directories
         self.tuned_profiles = TunedProfiles(directories, read_tuned)
         self.entries: Mapping[str, ModelEntry] = entries_of(settings)
@@ -115,7 +115,7 @@ class LaunchPlanner:
         return self.reductions.find(self.entries[model])[1] if self.may_reduce(model) else {}
 
     def may_reduce(self, model: str) -> bool:
-        found = self._settings.models.get(model)
+        found = self.settings.models.get(model)
         return found is not None and found.on_out_of_memory == "reduce"
 
     def without_reductions(self) -> LaunchPlanner:
@@ -133,8 +133,8 @@ class LaunchPlanner:
 
         Raises EngineMissing, EngineBroken: there is no engine, or it does not run.
         """
-        own = [model.engine for model in self._settings.models.values()]
-        return self._load(self._settings.engine or (own[0] if own and all(own) else None))
+        own = [model.engine for model in self.settings.models.values()]
+        return self._load(self.settings.engine or (own[0] if own and all(own) else None))
 
     def engine_of(self, entry: ModelEntry) -> Engine:
         """Find the engine of a model; raises as `engine`."""
@@ -192,7 +192,7 @@ class LaunchPlanner:
 
     def capacity(self, engine: Engine) -> MemoryCapacity:
         return capacity(
-            self._read_machine(), engine.devices, self._settings.supervisor.memory_budget
+            self._read_machine(), engine.devices, self.settings.supervisor.memory_budget
         )
 
     @cached_property
@@ -209,7 +209,7 @@ class LaunchPlanner:
     ) -> Plan:
         """Plan a model; `instances` share the machine, by default those of the settings."""
         engine, here = self.engine_of(entry), self._read_machine()
-        budget_bytes = self._settings.supervisor.memory_budget or here.memory_bytes
+        budget_bytes = self.settings.supervisor.memory_budget or here.memory_bytes
         here = replace(here, memory_bytes=min(budget_bytes, here.memory_bytes))
         workers = self.workers.used_by(entry.name, engine, here)
         entry = replace(entry, workers=workers, reduced=self.reductions_of(entry.name))
@@ -256,15 +256,11 @@ class LaunchPlanner:
     def shards(self, plan: Plan) -> ShardRun | None:
         """Make the relays that measure the workers of a run; None without workers."""
         plans = shard_plans(plan, self.workers.addresses(plan.model))
-        return ShardRun(plans, self._settings.balance) if plans else None
-
-    @property
-    def balance(self) -> BalanceSettings:
-        return self._settings.balance
+        return ShardRun(plans, self.settings.balance) if plans else None
 
     def _read_measurement(self, found: Gguf, engine: Engine) -> Mapping[int, ThreadSpeeds] | None:
         is_small = found.tensor_bytes <= _MEASURED_MAX_BYTES
-        if not (self._settings.supervisor.measure_threads and is_small):
+        if not (self.settings.supervisor.measure_threads and is_small):
             return None
         return self.measurements(found.path, engine).read()
 
@@ -293,18 +289,14 @@ class LaunchPlanner:
         )
 
     @property
-    def default_model(self) -> str | None:
-        return self._settings.proxy.default_model
-
-    @property
     def supervisor(self) -> SupervisorSettings:
-        return self._settings.supervisor
+        return self.settings.supervisor
 
     def model_settings(self, model: str) -> ModelSettings:
-        return self._settings.models[self.entry(model).name]
+        return self.settings.models[self.entry(model).name]
 
     def restart_policy(self, model: str) -> RestartPolicy:
-        return self._settings.restart_policy(self.entry(model).name)
+        return self.settings.restart_policy(self.entry(model).name)
 
     def entry(self, model: str) -> ModelEntry:
         """Look up a model; raises NoSuchModel."""

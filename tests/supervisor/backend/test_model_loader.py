@@ -13,9 +13,11 @@ import pytest
 from support.corral_cli import PATIENCE_S
 
 from proxy.errors import UnknownModel
+from proxy.settings import ProxySettings
 from supervisor.backend import models
 from supervisor.backend.models import LocalModels
 from supervisor.events import EventStream
+from supervisor.settings.schema import Settings
 
 
 class Model:
@@ -28,7 +30,7 @@ class Model:
 class FakeAdmission:
     """A fleet of one model, and its admission controller."""
 
-    planner = SimpleNamespace(default_model=None)
+    planner = SimpleNamespace(settings=Settings())
 
     def __init__(self, model: Model) -> None:
         self.models = {"chat": model}
@@ -86,7 +88,9 @@ def test_names_are_built_again_only_when_settings_change(monkeypatch: pytest.Mon
     model.entry = object()
     second = loader.names()
     assert second is not first
-    fleet.planner = SimpleNamespace(default_model="chat")
+    fleet.planner = SimpleNamespace(
+        settings=Settings.model_construct(proxy=ProxySettings(default_model="chat"))
+    )
     third = loader.names()
     assert third is not second
     assert (second.default, third.default) == (None, "chat")
