@@ -1,14 +1,13 @@
 """The candidates for the requests in a queue, which choose one after the other.
 
-Among many instances, a request considers only a shortlist: the instances that a rule of `policy`
-could prefer are found in sets of instances. So the choice in the shortlist is the choice among all.
+A choice looks at sets of instances, and compares few of them, so that a thousand instances cost as
+much as two. `policy` explains the rules.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from xxhash import xxh3_64_intdigest
@@ -17,7 +16,7 @@ from proxy.cache.index import CacheHint
 from proxy.cache.prompt import session_hash
 from proxy.request.request import ProxyRequest
 from proxy.router.lease import RoutingTarget
-from proxy.router.policy import WORTH_TOKENS, Candidate, Choice, choose, conversations_max
+from proxy.router.policy import SHARE, SOONER, WORTH_TOKENS
 from proxy.router.registry import InstanceSets, least
 from proxy.settings import Policy
 from proxy.upstream.upstream import Timings, average
@@ -25,6 +24,10 @@ from proxy.upstream.upstream import Timings, average
 _HASHES: Final = 2**64
 # Assumed time for which a request holds a slot, before the first has finished.
 _HELD_S: Final = 2.0
+
+# The instance whose slot a request takes, or None: it waits; and the seconds until it leaves its
+# owner for a slot that is free elsewhere, None if no slot is free.
+Choice = tuple[RoutingTarget | None, float | None]
 
 
 class LeaseTimes:
@@ -62,13 +65,13 @@ class Candidates:
         times: LeaseTimes,
         trial_share: float,
     ) -> None:
-        self._sets = sets
+        self.sets = sets
         without = sets.all
         for some in owners.values():
             without &= ~some
-        self._owners = {0: without, **owners}
+        self.owners = {0: without, **owners}
+        self.times = times
         self._policy = policy
-        self._times = times
         self._trial_share = trial_share
         self._bound_for: Counter[str] = Counter()
         self._kept: set[RoutingTarget] = set()
@@ -81,77 +84,69 @@ class Candidates:
         waited_s: float,
         held: Collection[str] = (),
     ) -> Choice:
-        """Return the decision for a request, and count it if it waits for its owner.
+        """Return the choice for a request, and count it if it waits for its owner.
 
         Instances in `avoid` are taken only if there is no other, those in `held` not now.
         """
-        policy = self._policy_of(request)
-        owner = hint.owner if policy == "affinity" else None
-        on_trial = self._is_on_trial(request, hint)
-        instances, share = self._instances_for(request, avoid, hint, held, on_trial=on_trial)
-        candidates = [self._candidate(instance, request, hint, held) for instance in instances]
-        tokens = request.prompt.tokens if request.prompt else 0
-        choice = choose(policy, candidates, tokens, owner, waited_s, on_trial=on_trial, share=share)
-        if self._trial_share:
-            is_diverted = any(
-                candidate.name == choice.name and candidate.is_on_trial != on_trial
-                for candidate in candidates
-            )
-            choice = replace(choice, is_diverted=is_diverted)
-        if choice.name is None and owner is not None:
-            self._bound_for[owner] += 1
-        if choice.name is None and request.slots > 1 and not held:
-            self._keep(request, owner)
-        return choice
-
-    def _policy_of(self, request: ProxyRequest) -> Policy:
-        is_without = request.prompt is None and self._policy == "affinity"
-        return "least-busy" if is_without else self._policy
-
-    def _instances_for(
-        self,
-        request: ProxyRequest,
-        avoid: Collection[str],
-        hint: CacheHint,
-        held: Collection[str],
-        *,
-        on_trial: bool,
-    ) -> tuple[list[RoutingTarget], float | None]:
-        """Return the instances to choose among, and `share` for `choose`; None: these are all."""
-        if request.slots > 1 or request.remote_variant or self._kept:  # rare: compare all
-            return self._all_for(request, avoid), None
-        sets = self._sets
-        candidates = sets.local if request.is_from_proxy else sets.all
-        candidates = (avoid and candidates & ~sets.bits_of(avoid)) or candidates
-        free = candidates & sets.free & ~sets.bits_of(held)
-        if not free:
-            return [], 0.0
-        tokens = request.prompt.tokens if request.prompt else 0
-        shortlist = Shortlist(sets, self._owners, hint, tokens, self._times.decode_s)
-        return shortlist.find(self._policy_of(request), candidates, free, on_trial=on_trial)
-
-    def _all_for(self, request: ProxyRequest, avoid: Collection[str]) -> list[RoutingTarget]:
-        instances = self._admissible(request)
-        return [
-            instance for instance in instances if instance.upstream.name not in avoid
-        ] or instances
-
-    def _admissible(self, request: ProxyRequest) -> list[RoutingTarget]:
-        return [
-            instance
-            for instance in self._sets.instances
-            if instance.may_take(request) and instance not in self._kept
-        ]
+        sets, chosen, moves_in_s = self.sets, None, None
+        admissible = self._admissible(request)
+        admissible = admissible & ~sets.bits_of(avoid) or admissible
+        free = admissible & sets.free & ~sets.bits_of(held)
+        if request.slots > 1:
+            fitting = (member for member in sets.members(free) if member.can_take(request))
+            free = sum(member.bit for member in fitting)
+        is_by_cache = self._policy == "affinity" and request.prompt is not None
+        if free:
+            side = sets.on_trial if self.is_on_trial(request, hint) else ~sets.on_trial
+            side = free & side or free
+            first = side & ~sets.spare or side
+            if is_by_cache:
+                decision = _ByCache(self, request, hint, admissible, first)
+                chosen, moves_in_s = decision.choice(side, waited_s)
+            elif self._policy == "round-robin":
+                chosen = sets.first_turn(first)
+            else:
+                chosen = sets.first_turn(sets.least_loaded(first))
+        if chosen is None:
+            if is_by_cache and hint.owner is not None:
+                self._bound_for[hint.owner] += 1
+            if request.slots > 1 and not held:
+                self._keep(request, hint.owner if is_by_cache else None)
+        return chosen, moves_in_s
 
     def bind(self, owner: RoutingTarget) -> None:
         self._bound_for[owner.upstream.name] += 1
 
-    def _is_on_trial(self, request: ProxyRequest, hint: CacheHint) -> bool:
+    def is_on_trial(self, request: ProxyRequest, hint: CacheHint) -> bool:
         """Return whether a conversation is part of the trial: by its owner, or by its beginning."""
         if not self._trial_share:
             return False
-        owner = self._sets.get(hint.owner)
+        owner = self.sets.get(hint.owner)
         return owner.upstream.is_on_trial if owner else is_in_share(self._trial_share, request)
+
+    def is_diverted(self, request: ProxyRequest, hint: CacheHint, chosen: RoutingTarget) -> bool:
+        """Return whether the request's side of a trial had no slot for it."""
+        is_on_trial = self.is_on_trial(request, hint)
+        return bool(self._trial_share) and chosen.upstream.is_on_trial != is_on_trial
+
+    def free_in_s(self, instance: RoutingTarget, request: ProxyRequest) -> float:
+        """Return the estimated seconds until an instance has the slots for a request."""
+        if instance.can_take(request):
+            return 0.0
+        name, slots = instance.upstream.name, instance.upstream.slots
+        turns = 1 + self._bound_for[name]
+        return turns * self.times.held_s / (slots * self.sets.weight(instance))
+
+    def _admissible(self, request: ProxyRequest) -> int:
+        """Return the instances that may take a request."""
+        is_rare = request.slots > 1 or request.remote_variant or request.adapter
+        if not (is_rare or self._kept):
+            return self.sets.local if request.is_from_proxy else self.sets.all
+        return sum(
+            instance.bit
+            for instance in self.sets.instances
+            if instance.may_take(request) and instance not in self._kept
+        )
 
     def _keep(self, request: ProxyRequest, owner: str | None) -> None:
         """Reserve an instance for a request that needs several slots.
@@ -159,43 +154,13 @@ class Candidates:
         Otherwise, requests behind it would take each free slot. It is the request's owner, or the
         instance that lacks the fewest slots.
         """
-        if instances := self._admissible(request):
-            self._kept.add(
-                min(
-                    instances,
-                    key=lambda instance: (
-                        instance.upstream.name != owner,
-                        instance.slots_needed(request) - instance.free,
-                    ),
-                )
-            )
 
-    def _candidate(
-        self, instance: RoutingTarget, request: ProxyRequest, hint: CacheHint, held: Collection[str]
-    ) -> Candidate:
-        upstream, needed = instance.upstream, instance.slots_needed(request)
-        weight = self._sets.weight(instance)
-        turns = 0 if instance.free >= needed else 1 + self._bound_for[upstream.name]
-        return Candidate(
-            name=upstream.name,
-            slots=upstream.slots,
-            slots_in_use=len(instance.leases),
-            turn=instance.turn,
-            conversations=next(
-                count for count, some in self._owners.items() if some & instance.bit
-            ),
-            cached_tokens=hint.cached_tokens(instance.bit),
-            saved_tokens=hint.saved_tokens(instance.bit),
-            backlog_tokens=instance.backlog_tokens,
-            prefill_tps=instance.rates.prefill_tps,
-            decode_s=self._times.decode_s / weight,
-            free_in_s=turns * self._times.held_s / (upstream.slots * weight),
-            is_spare=instance.is_spare,
-            needed=needed,
-            is_on_trial=upstream.is_on_trial,
-            weight=weight,
-            is_held=upstream.name in held,
-        )
+        def lack(instance: RoutingTarget) -> tuple[bool, int]:
+            missing = instance.slots_needed(request) - instance.free
+            return instance.upstream.name != owner, missing
+
+        if instances := list(self.sets.members(self._admissible(request))):
+            self._kept.add(min(instances, key=lack))
 
 
 def is_in_share(share: float, request: ProxyRequest) -> bool:
@@ -213,71 +178,95 @@ def is_in_share(share: float, request: ProxyRequest) -> bool:
     return digest < share * _HASHES
 
 
-@dataclass(frozen=True, slots=True)
-class Shortlist:
-    """Finds the instances that one request could prefer."""
+class _ByCache:
+    """The choice for one request with the policy `affinity`.
 
-    sets: InstanceSets  # All instances of its model.
-    # Sets of instances by their number of the latest conversations, 0 included.
-    owners: Mapping[int, int]
-    hint: CacheHint  # Expected cache contents for its prompt.
-    tokens: int  # Tokens of its prompt.
-    decode_s: float  # See `LeaseTimes.decode_s`.
+    Args:
+        candidates: The instances of its model.
+        request: It has a prompt.
+        hint: Expected cache contents for its prompt.
+        admissible: Instances that may take it.
+        first: Those with a free slot that it prefers; at least one.
+    """
 
-    def find(
-        self, policy: Policy, candidates: int, free: int, *, on_trial: bool
-    ) -> tuple[list[RoutingTarget], float]:
-        """Return instances in the order of their admission, and `share` for `policy.choose`.
-
-        Args:
-            policy: The rule.
-            candidates: Instances that may take the request.
-            free: The candidates with a free slot; at least one.
-            on_trial: See `policy.choose`.
-        """
-        sets = self.sets
-        free_here = free & (sets.on_trial if on_trial else ~sets.on_trial) or free
-        first = free_here & ~sets.spare or free_here
-        if policy == "round-robin":
-            return [sets.first_turn(first)], 0.0
-        if policy == "least-busy":
-            return [sets.first_turn(sets.least_loaded(first))], 0.0
-        share = self._share(candidates & sets.peers(first))
-        owner = sets.get(self.hint.owner)
-        if owner is None or not owner.bit & candidates or not self._has_useful_cache(owner):
-            found = self._for_new_conversation(self._below_share(first, share) or first)
-        elif owner.bit & free:
-            found = [owner, *self._faster(owner, self._below_share(first, share))]
-        else:
-            found = [owner, self._soonest(free_here, by_turn=True)]
-        return sorted({*found}, key=sets.number), share
-
-    def _has_useful_cache(self, instance: RoutingTarget) -> bool:
-        return self.hint.cached_tokens(instance.bit) >= WORTH_TOKENS
-
-    def _share(self, peers: int) -> float:
-        count = sum(count * (some & peers).bit_count() for count, some in self.owners.items())
-        return count / sum(
-            weight * (some & peers).bit_count() for weight, some in self.sets.by_weight.items()
+    def __init__(
+        self,
+        candidates: Candidates,
+        request: ProxyRequest,
+        hint: CacheHint,
+        admissible: int,
+        first: int,
+    ) -> None:
+        self._model = candidates
+        self._request = request
+        self._hint = hint
+        self._admissible = admissible
+        self._sets = sets = candidates.sets
+        self._owners = candidates.owners
+        self._tokens = request.prompt.tokens if request.prompt else 0
+        # An equal share of the latest conversations for an instance of weight 1.
+        peers = admissible & sets.peers(first)
+        count = sum(count * (some & peers).bit_count() for count, some in self._owners.items())
+        self._share = count / sum(
+            weight * (some & peers).bit_count() for weight, some in sets.by_weight.items()
         )
+        self._first = first
+        self._below_share = self._find_below_share()
 
-    def _below_share(self, free: int, share: float) -> int:
+    def choice(self, free: int, waited_s: float) -> Choice:
+        """Choose among instances with a free slot."""
+        owner = self._sets.get(self._hint.owner)
+        if owner is None or not owner.bit & self._admissible or not self._is_useful(owner):
+            return self._for_new_conversation(self._below_share or self._first), None
+        if owner.bit & free:
+            faster = self._faster(owner, self._below_share)
+            return (faster if faster and self._worth_s(owner, faster) < 0 else owner), None
+        best = self._soonest(free, by_turn=True)
+        worth_s = self._worth_s(owner, best)
+        if self._model.free_in_s(owner, self._request) > worth_s or waited_s >= worth_s:
+            return best, None
+        return None, worth_s - waited_s
+
+    def _is_useful(self, instance: RoutingTarget) -> bool:
+        return self._hint.cached_tokens(instance.bit) >= WORTH_TOKENS
+
+    def _prefilled_in_s(self, instance: RoutingTarget) -> float:
+        """Return when the prompt would be computed, if a slot were free now."""
+        new_tokens = max(0, self._tokens - self._hint.cached_tokens(instance.bit))
+        return (instance.backlog_tokens + new_tokens) / instance.rates.prefill_tps
+
+    def _decode_s(self, instance: RoutingTarget) -> float:
+        return self._model.times.decode_s / self._sets.weight(instance)
+
+    def _answered_in_s(self, instance: RoutingTarget) -> float:
+        """Return when the answer would be complete, if a slot were free now."""
+        return self._prefilled_in_s(instance) + self._decode_s(instance)
+
+    def _worth_s(self, owner: RoutingTarget, other: RoutingTarget) -> float:
+        """Return the longest wait for the owner that costs no more than a move to `other`."""
+        unsaved = self._hint.cached_tokens(owner.bit) - self._hint.saved_tokens(owner.bit)
+        there_s = SOONER * self._prefilled_in_s(other) + self._decode_s(other)
+        return there_s + unsaved / owner.rates.prefill_tps - self._answered_in_s(owner)
+
+    def _find_below_share(self) -> int:
+        """Return those of `first` that may get a further conversation."""
         found = 0
-        for weight, weighted in self.sets.by_weight.items():
-            most = conversations_max(share, weight)
-            for count, some in self.owners.items():
-                if count < most:
-                    found |= free & some & weighted
+        for weight, weighted in self._sets.by_weight.items():
+            for count, some in self._owners.items():
+                if count < SHARE * self._share * weight + 1:
+                    found |= self._first & some & weighted
         return found
 
-    def _for_new_conversation(self, allowed: int) -> list[RoutingTarget]:
-        most_cached = self._most_cached(allowed)
-        best = self.sets.first_turn(self.sets.least_loaded(self._fewest_owned(most_cached)))
-        return [best, *(self._faster(best, allowed) if self._has_useful_cache(best) else ())]
+    def _for_new_conversation(self, allowed: int) -> RoutingTarget:
+        sets = self._sets
+        best = sets.first_turn(sets.least_loaded(self._fewest_owned(self._most_cached(allowed))))
+        faster = self._faster(best, allowed) if self._is_useful(best) else None
+        is_sooner = faster and SOONER * self._answered_in_s(faster) < self._answered_in_s(best)
+        return faster if faster and is_sooner else best
 
     def _most_cached(self, some: int) -> int:
         found, worth = 0, 1
-        for tokens, holders in self.hint.cached:
+        for tokens, holders in self._hint.cached:
             if tokens // WORTH_TOKENS < worth:
                 break
             if some & holders:
@@ -287,36 +276,34 @@ class Shortlist:
     def _fewest_owned(self, some: int) -> int:
         return least(
             ((count + 1) / weight, found)
-            for count, owners in self.owners.items()
+            for count, owners in self._owners.items()
             if some & owners
-            for weight, weighted in self.sets.by_weight.items()
+            for weight, weighted in self._sets.by_weight.items()
             if (found := some & owners & weighted)
         )
 
-    def _faster(self, than: RoutingTarget, some: int) -> Iterator[RoutingTarget]:
-        """Yield the instance of a higher weight that would answer first, if there is one."""
-        limit = self.sets.weight(than)
-        faster = sum(members for weight, members in self.sets.by_weight.items() if weight > limit)
-        if some & faster:
-            yield self._soonest(some & faster, by_turn=False)
+    def _faster(self, than: RoutingTarget, some: int) -> RoutingTarget | None:
+        """Return the instance of a higher weight that would answer first, if there is one."""
+        limit = self._sets.weight(than)
+        faster = sum(members for weight, members in self._sets.by_weight.items() if weight > limit)
+        return self._soonest(some & faster, by_turn=False) if some & faster else None
 
     def _soonest(self, some: int, *, by_turn: bool) -> RoutingTarget:
         """Return the instance that would answer first if its slot were free now."""
-        least_decode_s = self.decode_s / max(self.sets.by_weight)
+        least_decode_s = self._model.times.decode_s / max(self._sets.by_weight)
         uncached = some
-        for _, holders in self.hint.cached:
+        for _, holders in self._hint.cached:
             uncached &= ~holders
         found: tuple[float, float, int, RoutingTarget] | None = None
-        for tokens, holders in (*self.hint.cached, (0, uncached)):
-            new_tokens = max(0, self.tokens - tokens)
-            for instance in self.sets.by_prefill_rate(some & holders):
+        for tokens, holders in (*self._hint.cached, (0, uncached)):
+            new_tokens = max(0, self._tokens - tokens)
+            for instance in self._sets.by_prefill_rate(some & holders):
                 prefill_tps = instance.rates.prefill_tps
                 if found and new_tokens / prefill_tps + least_decode_s > found[0]:
                     break  # the following ones are slower
-                decode_s = self.decode_s / self.sets.weight(instance)
-                answered_in_s = (instance.backlog_tokens + new_tokens) / prefill_tps + decode_s
                 turn = instance.turn if by_turn else 0.0
-                place = answered_in_s, turn, self.sets.number(instance), instance
+                number = self._sets.number(instance)
+                place = self._answered_in_s(instance), turn, number, instance
                 found = min(found or place, place)
         assert found is not None  # noqa: S101 (for the type: `some` is not empty)
         return found[3]

@@ -356,15 +356,16 @@ class SlotAssignment:
                 continue
             candidates = candidates or self._candidates(of_model)
             waited_s = now_s - queued.joined_at_s
-            choice = candidates.choice(queued.request, queued.avoid, hint, waited_s, held)
-            if choice.name is not None:
-                chosen = of_model.sets.by_name[choice.name]
-                self._lease(queued, chosen, hint, now_s).is_diverted = choice.is_diverted
+            request = queued.request
+            chosen, moves_in_s = candidates.choice(request, queued.avoid, hint, waited_s, held)
+            if chosen:
+                is_diverted = candidates.is_diverted(request, hint, chosen)
+                self._lease(queued, chosen, hint, now_s).is_diverted = is_diverted
                 self._count_turn(chosen, of_model.sets.weight(chosen))
                 return queued
-            self._recheck_after(choice.moves_in_s, held)
+            self._recheck_after(moves_in_s, held)
             queued.awaited = of_model.sets.get(hint.owner)
-            queued.looks_again_at_s = now_s + min(choice.moves_in_s or 0.0, _LOOKS_AGAIN_S)
+            queued.looks_again_at_s = now_s + min(moves_in_s or 0.0, _LOOKS_AGAIN_S)
         return None
 
     def _awaited_owner(

@@ -118,4 +118,5 @@ def test_a_slow_owner_is_expected_to_be_free_later(weight: float, name: str | No
     sets = InstanceSets([owner, other], weights)
     candidates = Candidates(sets, {}, "affinity", times, 0.0)
     hint = CacheHint("a", [(request.prompt.tokens, owner.bit)])
-    assert candidates.choice(request, (), hint, 0.0).name == name
+    chosen, _ = candidates.choice(request, (), hint, 0.0)
+    assert (chosen and chosen.upstream.name) == name

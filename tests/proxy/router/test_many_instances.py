@@ -1,145 +1,82 @@
-"""Many instances: each choice is the one that a comparison of all of them makes."""
+"""Many instances: choices are the same, and cost as much as among few."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.requests import ask, upstream
 from support.virtual_time import run_in_virtual_time
 
 from proxy.cache.index import CacheHint, PrefixIndex
-from proxy.request.request import ProxyRequest
 from proxy.router.candidates import Candidates, LeaseTimes
 from proxy.router.lease import Completion, Lease, RoutingTarget
 from proxy.router.policy import Weight
 from proxy.router.registry import InstanceSets
 from proxy.router.router import Router
 from proxy.settings import Policy, ProxySettings
-from proxy.upstream.upstream import Node, Rates, Timings
+from proxy.upstream.upstream import Rates, Timings
 
 PROMPT = ask("tell me of the sea " * 200)
 POLICIES: tuple[Policy, ...] = ("affinity", "least-busy", "round-robin")
 
 
-class Compared(Candidates):
-    """Compares all instances for each choice."""
-
-    def _instances_for(
-        self, request: ProxyRequest, avoid: Collection[str], *_: object, **__: object
-    ) -> tuple[list[RoutingTarget], float | None]:
-        return self._all_for(request, avoid), None
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """One instance."""
-
-    slots: int
-    in_use: int
-    turn: float
-    prefill_tps: float
-    weight: float
-    owned: int
-    cached: int
-    is_node: bool
-    is_spare: bool
-    on_trial: bool
-
-
-drawn = st.builds(
-    Drawn,
-    slots=st.integers(1, 3),
-    in_use=st.sampled_from([0, 1, 3, 3]),
-    turn=st.sampled_from([0.0, 1.0, 2.5]),
-    prefill_tps=st.sampled_from([100.0, 100.0, 900.0]),
-    weight=st.sampled_from([1.0, 1.0, 1.0, 0.25, 2.5]),
-    owned=st.sampled_from([0, 0, 1, 2, 7]),
-    cached=st.sampled_from([0, 63, 64, 100, 127, 800, 800]),
-    is_node=st.booleans(),
-    is_spare=st.booleans(),
-    on_trial=st.sampled_from([False, False, True]),
-)
-asked = st.tuples(
-    st.integers(0, 4),  # the owner
-    st.sampled_from([0.0, 0.5, 100.0]),  # has waited
-    st.sampled_from([(), (), ("0",), ("1", "2")]),  # to be avoided
-    st.sampled_from([(), (), (), ("0", "3")]),  # held
-    st.sampled_from([1, 1, 1, 1, 2]),  # slots
-    st.booleans(),  # from another proxy
-)
-
-
-def instance(number: int, entry: Drawn) -> RoutingTarget:
-    node = Node("n", "chat", is_spare=entry.is_spare) if entry.is_node else None
-    trial_share = 0.5 if entry.on_trial else 0.0
-    made = RoutingTarget(
-        replace(upstream(f"{number}", entry.slots), node=node, trial_share=trial_share),
-        Rates(prefill_tps=entry.prefill_tps),
-        turn=entry.turn,
-        bit=1 << number,
-    )
-    made.hold([Lease(PROMPT, made, float) for _ in range(min(entry.in_use, entry.slots))])
-    return made
-
-
-def together(facts: list[tuple[int, int]]) -> dict[int, int]:
-    """Return the sets of those with the same number above 0."""
-    found: dict[int, int] = {}
-    for value, bit in facts:
-        if value:
-            found[value] = found.get(value, 0) | bit
-    return found
-
-
-@settings(max_examples=400)
-@given(
-    st.lists(drawn, min_size=1, max_size=7),
-    st.lists(asked, min_size=1, max_size=4),
-    st.sampled_from(POLICIES),
-    st.lists(st.integers(0, 6), max_size=5),
-)
-def test_each_choice_is_that_of_a_comparison(
-    facts: list[Drawn], requests: list[tuple[object, ...]], policy: Policy, ends: list[int]
-) -> None:
-    instances = [instance(number, fact) for number, fact in enumerate(facts)]
-    owners = together([(fact.owned, 1 << at) for at, fact in enumerate(facts)])
-    cached = together([(fact.cached, 1 << at) for at, fact in enumerate(facts)])
-    weights = {f"{at}": Weight(fact.weight) for at, fact in enumerate(facts)}
-    times = LeaseTimes()
-    times.decode_s = 1.0
-    sets = InstanceSets(instances, weights, few=1)
-    for at in ends:  # they change meanwhile
-        if at < len(instances) and (one := instances[at]).leases:
-            one.drop(one.leases[0])
-            one.set_turn(3.0 + at)
-            one.set_rates(Rates(prefill_tps=500.0))
-            sets.update([one])
-    trial_share = max(instance.upstream.trial_share for instance in instances)
-    plain = Compared(sets, owners, policy, times, trial_share)
-    many = Candidates(sets, owners, policy, times, trial_share)
-    for owner, waited_s, avoid, held, slots, is_from_proxy in requests:
-        request: ProxyRequest = replace(PROMPT, slots=slots, is_from_proxy=is_from_proxy)  # type: ignore[arg-type]
-        hint = CacheHint(f"{owner}", sorted(cached.items(), reverse=True))
-        rest = (avoid, hint, waited_s, held)
-        assert many.choice(request, *rest) == plain.choice(request, *rest)  # type: ignore[arg-type]
-
-
 def test_of_those_that_would_answer_at_once_the_next_in_turn_gets_a_conversation_that_moves() -> (
     None
 ):
-    free = Drawn(1, 0, 2.0, 900.0, 1.0, 0, 0, is_node=False, is_spare=False, on_trial=False)
-    drawn_ones = [free, replace(free, turn=1.0), replace(free, in_use=1, cached=800)]
-    instances = [instance(number, entry) for number, entry in enumerate(drawn_ones)]
+    turns_and_use = [(2.0, 0), (1.0, 0), (1.0, 1)]
+    instances = [
+        RoutingTarget(
+            upstream(f"{number}", 1), Rates(prefill_tps=900.0), turn=turn, bit=1 << number
+        )
+        for number, (turn, _) in enumerate(turns_and_use)
+    ]
+    for made, (_, in_use) in zip(instances, turns_and_use, strict=True):
+        made.hold([Lease(PROMPT, made, float) for _ in range(in_use)])
     sets = InstanceSets(instances, {f"{at}": Weight() for at in range(3)}, few=1)
     many = Candidates(sets, {}, "affinity", LeaseTimes(), 0.0)
-    assert many.choice(PROMPT, (), CacheHint("2", [(800, 4)]), waited_s=100.0).name == "1"
+    chosen, _ = many.choice(PROMPT, (), CacheHint("2", [(800, 4)]), waited_s=100.0)
+    assert chosen is instances[1]
+
+
+drawn = st.builds(
+    RoutingTarget,
+    st.sampled_from([upstream(name) for name in "abcdefg"]),
+    st.builds(Rates, prefill_tps=st.sampled_from([100.0, 100.0, 900.0])),
+    turn=st.sampled_from([0.0, 1.0, 2.5]),
+)
+
+
+@given(
+    st.lists(drawn, min_size=2, max_size=7, unique_by=lambda instance: instance.upstream.name),
+    st.sampled_from(POLICIES),
+    st.integers(0, 6),
+    st.lists(st.integers(0, 6), max_size=5),
+)
+def test_orders_that_are_kept_give_the_choice_of_a_comparison(
+    instances: list[RoutingTarget], policy: Policy, owner: int, changed: list[int]
+) -> None:
+    for number, made in enumerate(instances):
+        made.bit = 1 << number
+    weights = {made.upstream.name: Weight() for made in instances}
+    kept, compared = (InstanceSets(instances, weights, few=few) for few in (1, 16))
+    for number in changed:
+        made = instances[number % len(instances)]
+        made.set_turn(3.0 + number)
+        made.set_rates(Rates(prefill_tps=500.0 + number))
+        made.hold([Lease(PROMPT, made, float)] if made.has_free_slot else [])
+    home = instances[owner % len(instances)]
+    hint = CacheHint(home.upstream.name, [(800, home.bit)])
+    choices = []
+    for sets in (kept, compared):
+        sets.update(instances)
+        candidates = Candidates(sets, {}, policy, LeaseTimes(), 0.0)
+        choices.append(candidates.choice(PROMPT, (), hint, 0.0))
+    assert choices[0] == choices[1]
 
 
 async def test_forty_instances_share_and_keep_conversations() -> None:
