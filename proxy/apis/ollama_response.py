@@ -45,7 +45,7 @@ def as_response(delta: Delta) -> dict[str, Any]:
 def _call_json(call: ToolCall, index: int) -> dict[str, Any]:
     """Return a call; its arguments are empty if it was cut."""
     try:
-        arguments = orjson.loads("".join(call.arguments) or "{}")
+        arguments = orjson.loads(call.arguments or b"{}")
     except orjson.JSONDecodeError:
         arguments = {}
     return {"id": call.id, "function": {"index": index, "name": call.name, "arguments": arguments}}

@@ -42,9 +42,6 @@ class ResponseReader:
     def take(self, body: Mapping[str, Any]) -> None:
         raise NotImplementedError
 
-    def pack(self) -> None:
-        """Compact the pieces read so far: lists of tokens take ten times as much memory."""
-
     def message(self) -> Mapping[str, Any] | None:
         return None
 
@@ -57,9 +54,7 @@ class ResponseReader:
 
 
 class Assembler(ResponseReader):
-    @property
-    def is_complete(self) -> bool:
-        raise NotImplementedError
+    is_complete: bool = False  # whether the stream has ended
 
     @property
     def is_blank(self) -> bool:
@@ -85,25 +80,21 @@ class LlamaCompletionAssembler(Assembler):
 
     def __init__(self, *, has_tokens: bool = False) -> None:
         self._has_tokens = has_tokens
-        self._texts: list[str] = []
+        self._text = bytearray()
         self._tokens: list[int] = []
         self._last: Mapping[str, Any] = {}
-
-    @property
-    def is_complete(self) -> bool:
-        return self._last.get("stop") is True
 
     @property
     def is_blank(self) -> bool:
         # A character may have several tokens; a stream has only the last of them.
         lacks_tokens = self._has_tokens and len(self._tokens) != self._last.get("tokens_predicted")
-        return not any(self._texts) or lacks_tokens
+        return not self._text or lacks_tokens
 
     def add(self, piece: Mapping[str, Any]) -> None:
-        self._texts.append(piece["content"])
+        self._text += piece["content"].encode()
         if self._has_tokens and "prompt_progress" not in piece:
             self._tokens += piece["tokens"]
-        self._last = piece
+        self._last, self.is_complete = piece, piece.get("stop") is True
 
     def timings(self) -> Mapping[str, Any] | None:
         return self._last.get("timings")
@@ -112,7 +103,7 @@ class LlamaCompletionAssembler(Assembler):
         settings = {**self._last.get("generation_settings", {}), "stream": False}
         return {
             **self._last,
-            "content": "".join(self._texts),
+            "content": self._text.decode(),
             "tokens": self._tokens,
             "generation_settings": settings,
         }
@@ -153,59 +144,53 @@ class ToolCall:
     id: str = ""
     type: str = "function"
     name: str = ""
-    arguments: list[str] = field(default_factory=list)
+    arguments: bytearray = field(default_factory=bytearray)
 
     def add(self, delta: Mapping[str, Any]) -> None:
         function = delta.get("function") or {}
         self.id = delta.get("id") or self.id
         self.type = delta.get("type") or self.type
         self.name = function.get("name") or self.name
-        self.arguments.append(function.get("arguments") or "")
+        self.arguments += (function.get("arguments") or "").encode()
 
     def to_json(self) -> dict[str, Any]:
-        function = {"name": self.name, "arguments": "".join(self.arguments)}
+        function = {"name": self.name, "arguments": self.arguments.decode()}
         return {"type": self.type, "function": function, "id": self.id}
 
 
 @dataclass(slots=True)
 class _Choice:
-    content: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
+    content: bytearray = field(default_factory=bytearray)
+    reasoning: bytearray = field(default_factory=bytearray)
     calls: dict[int, ToolCall] = field(default_factory=dict)
     finish_reason: str | None = None
     last: Mapping[str, Any] = field(default_factory=dict)
     figures: dict[str, Any] = field(default_factory=dict)
-    packed: int = 0  # texts that were joined into the first one
+    tokens: int = 0  # pieces with content
 
     def add(self, piece: Mapping[str, Any]) -> None:
         delta = piece.get("delta") or {}
         if text := delta.get("content") or piece.get("text"):
-            self.content.append(text)
+            self.content += text.encode()
+            self.tokens += 1
         if text := delta.get("reasoning_content"):
-            self.reasoning.append(text)
+            self.reasoning += text.encode()
         for call in delta.get("tool_calls") or ():
             self.calls.setdefault(call["index"], ToolCall()).add(call)
         self.finish_reason = piece.get("finish_reason") or self.finish_reason
 
     @property
     def is_blank(self) -> bool:
-        return not (self.calls or any(self.content) or any(self.reasoning))
-
-    def pack(self) -> None:
-        arguments = [call.arguments for call in self.calls.values()]
-        self.packed += max(0, len(self.content) - 1)
-        for texts in filter(None, (self.content, self.reasoning, *arguments)):
-            texts[:] = ["".join(texts)]
+        return not (self.calls or self.tokens or self.reasoning)
 
     def partial_text(self) -> Unfinished | None:
         if self.finish_reason or self.calls or self.reasoning:
             return None
-        tokens = self.packed + len(self.content)
-        return Unfinished("".join(self.content), tokens, self.last.get("id"))
+        return Unfinished(self.content.decode(), self.tokens, self.last.get("id"))
 
     def message(self) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": "".join(self.content)}
-        if reasoning := "".join(self.reasoning):
+        message: dict[str, Any] = {"role": "assistant", "content": self.content.decode()}
+        if reasoning := self.reasoning.decode():
             message["reasoning_content"] = reasoning
         if self.calls:
             message["tool_calls"] = [self.calls[at].to_json() for at in sorted(self.calls)]
@@ -220,11 +205,6 @@ class ChatAssembler(Assembler):
         self._body: Mapping[str, Any] = {}
 
     @property
-    def is_complete(self) -> bool:
-        choices = self._choices.values()
-        return bool(choices) and all(choice.finish_reason for choice in choices)
-
-    @property
     def is_blank(self) -> bool:
         return any(choice.is_blank for choice in self._choices.values())
 
@@ -232,8 +212,11 @@ class ChatAssembler(Assembler):
         for part in piece["choices"]:
             if (choice := self._choices.get(part["index"])) is None:
                 choice = self._choices[part["index"]] = _Choice()
+                self.is_complete = False
             choice.add(part)
             choice.last = piece
+            if choice.finish_reason:
+                self.is_complete = all(other.finish_reason for other in self._choices.values())
             self._latest = choice
         if len(self._choices) > _CHOICES_MAX:
             raise InvalidEvent(f"it has more than {_CHOICES_MAX} choices")
@@ -245,10 +228,6 @@ class ChatAssembler(Assembler):
         """Return the text of a chat whose stream broke off; None if it has more than text."""
         is_plain = self._is_chat and len(self._choices) <= 1
         return self._first().partial_text() if is_plain else None
-
-    def pack(self) -> None:
-        for choice in self._choices.values():
-            choice.pack()
 
     def take(self, body: Mapping[str, Any]) -> None:
         self._body = body
@@ -285,7 +264,7 @@ class ChatAssembler(Assembler):
         finished = {"index": index, "finish_reason": choice.finish_reason}
         if self._is_chat:
             return {**finished, "message": choice.message()}
-        return {**finished, "text": "".join(choice.content), "logprobs": None}
+        return {**finished, "text": choice.content.decode(), "logprobs": None}
 
 
 # The member of a block that each kind of piece extends; a call's input arrives as parts of JSON.
@@ -300,19 +279,15 @@ _ADDS: Final = {
 @dataclass(slots=True)
 class _Block:
     began: Mapping[str, Any]
-    parts: dict[str, list[str]] = field(default_factory=dict)
+    parts: dict[str, bytearray] = field(default_factory=dict)
 
     def add(self, delta: Mapping[str, Any]) -> None:
         name = _ADDS[delta["type"]]
-        self.parts.setdefault(name, []).append(delta[name])
-
-    def pack(self) -> None:
-        for parts in self.parts.values():
-            parts[:] = ["".join(parts)]
+        self.parts.setdefault(name, bytearray()).extend(delta[name].encode())
 
     def to_json(self) -> dict[str, Any]:
         """Return the block; a tool's input is empty if the call was cut."""
-        added: dict[str, Any] = {name: "".join(parts) for name, parts in self.parts.items()}
+        added: dict[str, Any] = {name: text.decode() for name, text in self.parts.items()}
         text = added.pop("partial_json", None)
         if self.began.get("type") == "tool_use":
             try:
@@ -324,13 +299,8 @@ class _Block:
 
 class MessagesAssembler(Assembler):
     def __init__(self) -> None:
-        self._is_complete = False
         self._message: dict[str, Any] = {"usage": {}}
         self._blocks: dict[int, _Block] = {}
-
-    @property
-    def is_complete(self) -> bool:
-        return self._is_complete
 
     @property
     def is_blank(self) -> bool:
@@ -353,11 +323,7 @@ class MessagesAssembler(Assembler):
                 usage = {**self._message["usage"], **piece["usage"]}
                 self._message |= {**piece["delta"], "usage": usage}
             case "message_stop":
-                self._is_complete = True
-
-    def pack(self) -> None:
-        for block in self._blocks.values():
-            block.pack()
+                self.is_complete = True
 
     def take(self, body: Mapping[str, Any]) -> None:
         self._message = dict(body)
@@ -386,10 +352,6 @@ class ResponsesAssembler(Assembler):
         self._timings: Mapping[str, Any] | None = None
 
     @property
-    def is_complete(self) -> bool:
-        return bool(self._response)
-
-    @property
     def is_blank(self) -> bool:
         return not self._response.get("output")
 
@@ -400,7 +362,7 @@ class ResponsesAssembler(Assembler):
 
     def take(self, body: Mapping[str, Any]) -> None:
         usage, self._response = body["usage"], body
-
+        self.is_complete = bool(body)
         cached = usage.get("input_tokens_details", {}).get("cached_tokens", 0)
         self._timings = token_timings(
             cached, usage["input_tokens"] - cached, usage["output_tokens"]
@@ -441,16 +403,11 @@ def assembler_for(kind: EndpointKind, members: Mapping[str, Any]) -> Assembler:
             return ChatAssembler(is_chat=kind is EndpointKind.CHAT)
 
 
+_WITH_MESSAGES: Final = {EndpointKind.CHAT, EndpointKind.MESSAGES, EndpointKind.RESPONSES}
+
+
 def reader_for(kind: EndpointKind) -> ResponseReader:
-    match kind:
-        case EndpointKind.CHAT:
-            return ChatAssembler(is_chat=True)
-        case EndpointKind.MESSAGES:
-            return MessagesAssembler()
-        case EndpointKind.RESPONSES:
-            return ResponsesAssembler()
-        case _:
-            return TimingsOnly()
+    return assembler_for(kind, {}) if kind in _WITH_MESSAGES else TimingsOnly()
 
 
 _USAGE: Final = re.compile(rb'"usage":\s*\{[^{}]{0,256}?"prompt_tokens":\s*(\d{1,12})')
@@ -499,13 +456,16 @@ class CompletedResponse:
         self._batch_bytes = 0
         self._total_bytes = 0
         self._splitter = Splitter()
-        self._reader = reader_for(kind)
+        # None for a response that is too long or has another format
+        self._reader: ResponseReader | None = reader_for(kind)
 
     def feed(self, chunk: bytes) -> None:
         """Take bytes that were passed on; most calls only append them to a list."""
         self._total_bytes += len(chunk)
         self._batch_bytes += len(chunk)
         if self._total_bytes > _TOTAL_MAX_BYTES:
+            self._reader = None
+        if self._reader is None:
             self._chunks.clear()
             return
         self._chunks.append(chunk)
@@ -513,16 +473,8 @@ class CompletedResponse:
             self._read_batch()
 
     def close(self) -> Completion:
-        if self._total_bytes > _TOTAL_MAX_BYTES:
-            return Completion()
-        if self._is_stream:
-            self._read_batch()
-        else:
-            try:
-                self._reader.take(orjson.loads(b"".join(self._chunks)))
-            except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError):
-                self._total_bytes = _TOTAL_MAX_BYTES + 1
-        if self._total_bytes > _TOTAL_MAX_BYTES:
+        self._read_batch()
+        if self._reader is None:
             return Completion()
         try:
             return completion_of(self._reader)
@@ -535,17 +487,20 @@ class CompletedResponse:
         None if it has more than plain text, is too long, or ends within an event.
         """
         self._read_batch()
-        is_whole = self._total_bytes <= _TOTAL_MAX_BYTES and not self._splitter.take_rest()
-        if is_whole and isinstance(self._reader, ChatAssembler):
+        if isinstance(self._reader, ChatAssembler) and not self._splitter.take_rest():
             return self._reader.partial_text()
         return None
 
     def _read_batch(self) -> None:
         batch, self._batch_bytes = b"".join(self._chunks), 0
         self._chunks.clear()
+        if self._reader is None:
+            return
         try:
+            if not self._is_stream:
+                self._reader.take(orjson.loads(batch))
+                return
             for piece in filter(None, objects_of(self._splitter.feed(batch))):
                 self._reader.add(piece)
-            self._reader.pack()
-        except (InvalidEvent, KeyError, TypeError, AttributeError):
-            self._total_bytes = _TOTAL_MAX_BYTES + 1
+        except (InvalidEvent, ValueError, LookupError, TypeError, AttributeError):
+            self._reader = None
