@@ -202,11 +202,9 @@ class ForwardedEndpoints(Feature):
         others = None
         if request.headers.get(FALLBACK, "").strip().lower() != "none":
             others = other_requests(proxy_request, names, share, answer)
-        explained = None
         if EXPLAIN in request.headers and answer.api.stream_type == EVENT_STREAM:
-            explained = Explained(record)
-        with answer.through(explained):
-            proxy_request = await self._forward.handle(proxy_request, answer, turn, others)
+            answer.add(Explained(record))
+        proxy_request = await self._forward.handle(proxy_request, answer, turn, others)
         if record.status == HTTPStatus.OK:
             self._learn(proxy_request)
 

@@ -407,8 +407,8 @@ class OllamaEndpoints(Feature):
 
         read = await share.run(len(body), encode)
         complete(read, request, response.record.request_id, engine.path)
-        with response.through(answer):
-            await self._forwarded.serve(request, response, share, names, read=read)
+        response.add(answer)
+        await self._forwarded.serve(request, response, share, names, read=read)
 
     async def _load(self, model_info: ModelInfo, stays_s: float | None, limit_s: float) -> None:
         """Load a model of this machine for `stays_s`, or have it unloaded at once if that is 0."""

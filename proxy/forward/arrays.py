@@ -15,7 +15,7 @@ llama-server's own endpoints return a list.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any, Final
@@ -26,11 +26,13 @@ from multidict import CIMultiDict
 from proxy.cache.prompt import read_prompt
 from proxy.common.headers import JSON
 from proxy.errors import BadRequest, UpstreamFailed
-from proxy.forward.response import Discarded, Response, StreamTransform
-from proxy.request.request import ProxyRequest
+from proxy.forward.response import Discarded, EventTransform, Response, StreamTransform
+from proxy.http.api_formats import data_event
+from proxy.observe.record import AccessRecord
+from proxy.request.request import ProxyRequest, encode_members
 from proxy.router.lease import Lease
 from proxy.upstream.endpoint_kinds import EndpointKind
-from proxy.upstream.http1 import DONE, Splitter, data_of
+from proxy.upstream.http1 import DONE, data_of
 
 # Limit of the members that all parts share, times the number of parts.
 _REPEATED_MAX_BYTES: Final = 64 * 1024**2
@@ -66,7 +68,7 @@ class PromptArray:
         return replace(
             request,
             json=members,
-            body=_encode_members(members),
+            body=encode_members(members),
             prompt=read_prompt(request.kind, request.model, members, request.owner),
             session=None,  # a conversation is in one slot
             is_let_in=at > 0,
@@ -98,7 +100,7 @@ def _check_size(array: PromptArray) -> None:
     if len(array.request.body) <= most_bytes:
         return
     beside = {name: value for name, value in array.request.json.items() if name != array.name}
-    size_bytes = len(_encode_members(beside))
+    size_bytes = len(encode_members(beside))
     if size_bytes > most_bytes:
         raise BadRequest(
             f"the members beside the {len(array.prompts)} prompts have {size_bytes} bytes, and at "
@@ -115,13 +117,6 @@ def _prompts_member(request: ProxyRequest) -> str | None:
     if request.path in _RERANKING:
         return "documents" if "documents" in members else "texts"
     return None
-
-
-def _encode_members(members: Mapping[str, Any]) -> bytes:
-    try:
-        return orjson.dumps(members)
-    except TypeError as error:
-        raise BadRequest(f"the body cannot be split into its prompts: {error}") from error
 
 
 # Limit of all answers together, which are held until the last one is complete.
@@ -198,40 +193,6 @@ class Gather:
             yield b"," + item if number else item
 
 
-class Renumber:
-    """Renumbers the events of several streams for one; `[DONE]` is sent once, after all of them."""
-
-    def __init__(self, array: PromptArray) -> None:
-        self._array = array
-        self._shared: dict[str, Any] = {}
-        self.is_done = False
-
-    def event(self, at: int, event: bytes) -> bytes:
-        """Return the event to pass on for an event of one prompt's stream; empty for none."""
-        data = data_of(event)
-        if data == DONE:
-            self.is_done = True
-            return b""
-        try:
-            piece = orjson.loads(data)
-        except orjson.JSONDecodeError:
-            return event
-        if not isinstance(piece, dict):  # a `null` without meaning
-            return b""
-        self._renumber(at * self._array.choices, piece)
-        return b"data: " + orjson.dumps(piece) + b"\n\n"
-
-    def _renumber(self, first: int, piece: dict[str, Any]) -> None:
-        choices = piece.get("choices")
-        items = choices if isinstance(choices, list) else []
-        for item in (piece, piece.get("__verbose"), *items):
-            if isinstance(item, dict) and isinstance(index := item.get("index"), int):
-                item["index"] = first + index
-        for name in ("id", "created"):  # the stream is one answer
-            if name in piece:
-                piece[name] = self._shared.setdefault(name, piece[name])
-
-
 _LAST_EVENT: Final = b"data: " + DONE + b"\n\n"
 
 
@@ -258,17 +219,43 @@ class _GatheredPart(StreamTransform):
         raise Discarded
 
 
-class _RenumberedPart(StreamTransform):
+class _RenumberedPart(EventTransform):
+    """Renumbers the events of one prompt's stream for the common stream.
+
+    Args:
+        shared: The members that all events have in common.
+        done: Gets the index of the prompt at `[DONE]`, which is sent once, after all streams.
+    """
+
     holds_whole = False
 
-    def __init__(self, renumber: Renumber, at: int) -> None:
-        self._renumber = renumber
+    def __init__(self, array: PromptArray, at: int, shared: dict[str, Any], done: set[int]) -> None:
+        super().__init__()
         self._at = at
-        self._splitter = Splitter()
+        self._first = at * array.choices
+        self._shared = shared
+        self._done = done
 
-    def feed(self, chunk: bytes) -> bytes:
-        events = self._splitter.feed(chunk)
-        return b"".join([self._renumber.event(self._at, event) for event in events])
+    def event(self, event: bytes) -> bytes:
+        data = data_of(event)
+        if data == DONE:
+            self._done.add(self._at)
+            return b""
+        try:
+            piece = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            return event
+        if not isinstance(piece, dict):  # a `null` without meaning
+            return b""
+        choices = piece.get("choices")
+        items = choices if isinstance(choices, list) else []
+        for item in (piece, piece.get("__verbose"), *items):
+            if isinstance(item, dict) and isinstance(index := item.get("index"), int):
+                item["index"] = self._first + index
+        for name in ("id", "created"):  # the stream is one answer
+            if name in piece:
+                piece[name] = self._shared.setdefault(name, piece[name])
+        return data_event(piece)
 
 
 class _Part(Response):
@@ -294,9 +281,6 @@ class _Part(Response):
     async def begin(self, status: int, headers: CIMultiDict[str]) -> None:
         self.record.status = status
         await super().begin(status, headers)
-
-    def end(self) -> None:
-        self._answer.record.add(self.record)
 
     async def _send_header(self, status: int, headers: CIMultiDict[str]) -> None:
         """Begin the response when the first stream begins."""
@@ -329,18 +313,20 @@ async def forward_parts(
     responses are joined, and streams are passed on as one stream.
     """
     is_stream = array.request.is_stream and array.request.kind.generates
-    gather, renumber, turn = Gather(array), Renumber(array), asyncio.Lock()
+    gather, turn = Gather(array), asyncio.Lock()
+    shared: dict[str, Any] = {}
+    done: set[int] = set()
 
     def part(at: int) -> _Part:
-        renumbered, gathered = _RenumberedPart(renumber, at), _GatheredPart(gather, at)
-        return _Part(client_response, renumbered if is_stream else gathered, turn)
+        renumbered = _RenumberedPart(array, at, shared, done) if is_stream else None
+        return _Part(client_response, renumbered or _GatheredPart(gather, at), turn)
 
     if is_stream:
         client_response.start_pings()
     try:
-        await _forward_all(array, part, forward)
+        await _forward_all(array, part, forward, client_response.record)
         if is_stream:
-            await client_response.finish(_LAST_EVENT if renumber.is_done else b"")
+            await client_response.finish(_LAST_EVENT if done else b"")
         else:
             await _send_whole(list(gather.pieces()), client_response)
     except PartRefused as refused:
@@ -362,11 +348,12 @@ async def _forward_all(
     array: PromptArray,
     new_part: Callable[[int], _Part],
     forward: Callable[[ProxyRequest, Response], Awaitable[None]],
+    record: AccessRecord,
 ) -> None:
     async def forward_part(request: ProxyRequest, part: _Part) -> None:
         try:
             await forward(request, part)
-            part.end()
+            record.add(part.record)
         finally:
             part.is_leased.set()
 

@@ -426,7 +426,8 @@ class EmbeddingUsage:
             self._head += chunk[:_USAGE_END_BYTES]
         self._tail = (self._tail + chunk)[-_USAGE_END_BYTES:]
 
-    def close(self) -> Completion:
+    def close(self, last: bytes) -> Completion:
+        self.feed(last)
         found = _USAGE.search(self._head) or _USAGE.search(self._tail)
         return Completion(all_choices=Timings(0, int(found[1]), 0.0, 0, 0.0) if found else None)
 
@@ -472,7 +473,8 @@ class CompletedResponse:
         if self._is_stream and self._batch_bytes > _BATCH_BYTES:
             self._read_batch()
 
-    def close(self) -> Completion:
+    def close(self, last: bytes) -> Completion:
+        self.feed(last)
         self._read_batch()
         if self._reader is None:
             return Completion()

@@ -27,7 +27,7 @@ from proxy.auth.api_keys import Admission
 from proxy.errors import ProxyError, Retry, UpstreamFailed, UpstreamShutDown, UpstreamTimeout
 from proxy.forward.anthropic import MessageEvents, as_chat
 from proxy.forward.arrays import array_of, forward_parts
-from proxy.forward.inspection import Captured, CapturePoint
+from proxy.forward.inspection import Captured, CapturePoint, Exchange
 from proxy.forward.node_request import readdress
 from proxy.forward.openai_responses import completed_response
 from proxy.forward.prefill import PrefillChunks, has_chunks
@@ -58,23 +58,7 @@ from proxy.router.router import Router
 from proxy.settings import ProxySettings
 from proxy.upstream.client import UpstreamRequest, UpstreamResponse
 from proxy.upstream.endpoint_kinds import EndpointKind
-
-
-class TimedLoader:
-    """A `ModelLoader` that records in the timeline how long eviction and loading take."""
-
-    __slots__ = ("_loader", "_timeline")
-
-    def __init__(self, loader: ModelLoader, timeline: Timeline) -> None:
-        self._loader = loader
-        self._timeline = timeline
-
-    async def ensure_ready(self, model: str) -> None:
-        self._timeline.wait("evict")
-        try:
-            await self._loader.ensure_ready(model, functools.partial(self._timeline.wait, "load"))
-        finally:
-            self._timeline.wait()
+from proxy.upstream.http1 import InvalidEvent
 
 
 def translate_request(
@@ -210,13 +194,16 @@ class Forward:
         if discarded and record.timings:
             record.timings = record.timings.with_discarded(discarded)
 
-    async def _forward(self, request: ProxyRequest, response: Response) -> None:
+    def _forward(self, request: ProxyRequest, response: Response) -> Awaitable[None]:
         """Forward a request, and show the exchange to a running capture."""
         observe = self._capture.observe
-        exchange = observe(request) if observe else None
-        if exchange is None:
-            await self._try_instances(request, response)
-            return
+        if observe and (exchange := observe(request)):
+            return self._forward_captured(request, response, exchange)
+        return self._try_instances(request, response)
+
+    async def _forward_captured(
+        self, request: ProxyRequest, response: Response, exchange: Exchange
+    ) -> None:
         failure: BaseException | None = None
         try:
             with response.through(Captured(exchange)):
@@ -229,15 +216,14 @@ class Forward:
 
     async def _try_instances(self, request: ProxyRequest, response: Response) -> None:
         """Try instances until one completes the response, or continues one that broke off."""
-        tries, plan, continuation = Tries(), plan_request(request), None
+        tries, plan = Tries(), plan_request(request)
+        continuation: Continuation | None = None
         rests: Iterator[tuple[ProxyRequest, Continuation]] = iter(())
         while True:
             try:
-                with response.through(continuation):
-                    await self._attempt(request, plan, response, tries.avoid)
+                await self._attempt(request, plan, response, tries.avoid)
             except AnswerDiffers:
                 tries = Tries(tries.avoid[:1], is_second=True)
-                request, continuation = next(rests)
             except UpstreamFailed as error:
                 is_committed = response.is_committed
                 if further := next_try(error, tries, is_committed=is_committed):
@@ -247,10 +233,13 @@ class Forward:
                     raise
                 tries = Tries((error.instance,), is_second=True)
                 rests = _rests(request, response.record, error)
-                request, continuation = next(rests)
             else:
                 response.record.continued += continuation is not None
                 return
+            if continuation:
+                response.remove(continuation)
+            request, continuation = next(rests)
+            response.add(continuation)
             plan = plan_request(request)
 
     async def _attempt(
@@ -264,7 +253,7 @@ class Forward:
         record = response.record
         record.timeline.wait()
         try:
-            load = TimedLoader(self._loader, record.timeline).ensure_ready
+            load = functools.partial(self._load, record.timeline)
             async with self._router.lease(request, avoid, load) as lease:
                 record.timeline.begin_prefill(lease.began_at_s, lease.slots_s)
                 response.note_lease(lease)
@@ -283,21 +272,31 @@ class Forward:
         finally:
             record.timeline.end_wait() if lease is None else record.timeline.end_lease()
 
+    async def _load(self, timeline: Timeline, model: str) -> None:
+        """Load a model, and record in the timeline how long eviction and loading take."""
+        timeline.wait("evict")
+        try:
+            await self._loader.ensure_ready(model, functools.partial(timeline.wait, "load"))
+        finally:
+            timeline.wait()
+
     async def _exchange(self, plan: UpstreamRequestPlan, lease: Lease, response: Response) -> bool:
         """Send the request once; return False if it must be sent again (`ResponseRelay.run`)."""
-        is_cache_off = lease.is_cache_off and lease.request.kind.generates
+        request, upstream = lease.request, lease.upstream
+        is_cache_off = lease.is_cache_off and request.kind.generates
         body = plan.with_slot(lease.id_slot, is_cache_off=is_cache_off)
-        headers = lease.request.headers.copy()
-        headers["X-Request-Id"] = lease.request.request_id
-        upstream_request = UpstreamRequest(
-            lease.request.method, lease.request.path, lease.request.query, headers, body
-        )
-        if node := lease.upstream.node:
-            upstream_request = await readdress(upstream_request, node, lease.request)
+        headers = request.headers.copy()
+        headers["X-Request-Id"] = request.request_id
+        sent = UpstreamRequest(request.method, request.path, request.query, headers, body)
+        if node := upstream.node:
+            sent = await readdress(sent, node, request)
         lease.note_sent()
-        async with UpstreamResponse(lease.upstream, upstream_request, self._settings) as received:
-            lease.note_header()
-            return await ResponseRelay(self._router, plan, lease, received, response).run()
+        try:
+            async with UpstreamResponse(upstream, sent, self._settings) as received:
+                lease.note_header()
+                return await ResponseRelay(self._router, plan, lease, received, response).run()
+        except InvalidEvent as error:
+            raise UpstreamFailed(f"{upstream.name} sent a broken stream: {error}") from error
 
 
 def _rests(

@@ -16,11 +16,10 @@ from urllib.parse import parse_qsl, urlencode
 import orjson
 
 from proxy.common.headers import CACHE_OWNER, HOP, PRIORITY
-from proxy.errors import BadRequest
 from proxy.http.forms import Form
 from proxy.request import variants
 from proxy.request.models import variant_end
-from proxy.request.request import KEEP_ALIVE, Priority, ProxyRequest
+from proxy.request.request import KEEP_ALIVE, Priority, ProxyRequest, encode_members
 from proxy.upstream.client import UpstreamRequest
 from proxy.upstream.upstream import Node
 
@@ -86,7 +85,4 @@ def _encode_json(body: bytes, changes: Mapping[str, object], omitted: Collection
     if not body:
         return body
     members = {**orjson.loads(body), **changes}
-    try:
-        return orjson.dumps({name: value for name, value in members.items() if name not in omitted})
-    except TypeError as error:
-        raise BadRequest(f"the body cannot be forwarded to a node: {error}") from error
+    return encode_members({name: value for name, value in members.items() if name not in omitted})

@@ -36,7 +36,7 @@ member the last counts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any, Final
@@ -144,16 +144,14 @@ def plain_plan(request: ProxyRequest) -> UpstreamRequestPlan:
 
 
 def _is_assembled(request: ProxyRequest) -> bool:
-    members = request.json
-    is_whole = request.kind in _ASSEMBLED and _is_off(members.get("stream"))
-    is_equal = True
+    """Return whether a whole response equals the assembled stream."""
+    members, is_llama = request.json, request.kind is EndpointKind.LLAMA_COMPLETION
     unequal = _UNEQUAL.intersection(members)
-    if request.kind is EndpointKind.LLAMA_COMPLETION:
-        is_equal = is_single(members)
-        if members.get("return_tokens") is True:
-            unequal -= {"return_tokens"}
-    is_equal = is_equal and not any(members[name] for name in unequal)
-    return is_whole and is_equal and not request.form
+    if is_llama and members.get("return_tokens") is True:
+        unequal -= {"return_tokens"}
+    is_whole = request.kind in _ASSEMBLED and _is_off(members.get("stream")) and not request.form
+    is_equal = not any(members[name] for name in unequal)
+    return is_whole and is_equal and (not is_llama or is_single(members))
 
 
 def _is_same_with_progress(request: ProxyRequest) -> bool:
@@ -223,7 +221,7 @@ class ResponseRelay:
         self._client_response = client_response
         self._name = lease.upstream.name
 
-    async def run(self) -> bool:
+    def run(self) -> Awaitable[bool]:
         """Relay the response to its end.
 
         Returns:
@@ -232,29 +230,26 @@ class ResponseRelay:
 
         Raises:
             ConnectionError: The client left.
+            InvalidEvent: The instance sent a broken stream.
             UpstreamConnectFailed: The instance broke off before any of the response was sent.
             UpstreamFailed: The instance broke off, or sent another format than requested.
             UpstreamTimeout: The instance sent nothing for too long.
         """
-        response, plan = self._response, self._plan
-        try:
-            if response.status >= 400 and self._request.method != "HEAD":
-                await self._relay_error()
-            elif 300 <= response.status < 400:
-                raise UpstreamFailed(f"{self._name} redirected the request; check its url")
-            elif plan.is_assembled and is_event_stream(response.headers):
-                return await self._assemble()
-            elif not plan.is_stream or (plan.is_assembled and is_json(response.headers)):
-                await self._relay_body()
-            elif is_event_stream(response.headers):
-                await self._relay_stream()
-            else:
-                raise UpstreamFailed(f"{self._name} sent no event stream where one was requested")
-        except InvalidEvent as error:
-            raise UpstreamFailed(f"{self._name} sent a broken stream: {error}") from error
-        return True
+        status, headers, plan = self._response.status, self._response.headers, self._plan
+        if status >= 400 and self._request.method != "HEAD":
+            return self._relay_error()
+        if 300 <= status < 400:
+            raise UpstreamFailed(f"{self._name} redirected the request; check its url")
+        is_stream = is_event_stream(headers)
+        if plan.is_assembled and is_stream:
+            return self._assemble()
+        if not plan.is_stream or (plan.is_assembled and is_json(headers)):
+            return self._relay_body()
+        if is_stream:
+            return self._relay_stream()
+        raise UpstreamFailed(f"{self._name} sent no event stream where one was requested")
 
-    async def _relay_body(self) -> None:
+    async def _relay_body(self) -> bool:
         headers = self._response.headers
         is_passable = is_json(headers) or is_event_stream(headers)
         if self._request.method != "HEAD" and not is_passable:
@@ -274,7 +269,8 @@ class ResponseRelay:
                     completed.feed(chunk)
             chunk = await self._response.read()
             self._progress.receive(chunk)
-        await self._finish(completed, chunk)
+        await self._finish(completed.close(chunk) if completed else Completion(), chunk)
+        return True
 
     def _body_reader(self) -> CompletedResponse | EmbeddingUsage | None:
         if self._response.status != HTTPStatus.OK:
@@ -284,7 +280,7 @@ class ResponseRelay:
         is_read = self._request.kind not in _UNLEARNED
         return CompletedResponse(self._request.kind, is_stream=False) if is_read else None
 
-    async def _relay_stream(self) -> None:
+    async def _relay_stream(self) -> bool:
         """Pass a stream on; the last piece is sent together with the end of the body."""
         progress, client_response, response = self._progress, self._client_response, self._response
         completed = CompletedResponse(self._request.kind, is_stream=True)
@@ -322,7 +318,8 @@ class ResponseRelay:
                 )
             client_response.record.status = status_of(error)
             client_response.record.code = error_code(error)
-        await self._finish(completed, last)
+        await self._finish(completed.close(last), last)
+        return True
 
     async def _until_first_token(self, completed: CompletedResponse) -> bytes:
         """Pass on the stream before the first token; return the piece that has the first token."""
@@ -378,7 +375,7 @@ class ResponseRelay:
         body = orjson.dumps(assembler.assemble())
         headers = CIMultiDict({"Content-Type": JSON, "Content-Length": str(len(body))})
         await self._client_response.begin(200, headers)
-        await self._send_end(completion_of(assembler), body)
+        await self._finish(completion_of(assembler), body)
         return True
 
     def _add(self, assembler: Assembler, piece: Mapping[str, Any]) -> None:
@@ -394,7 +391,7 @@ class ResponseRelay:
         except (LookupError, TypeError, AttributeError) as error:
             raise InvalidEvent(f"an event is no piece of a response: {error!r}") from error
 
-    async def _relay_error(self) -> None:
+    async def _relay_error(self) -> bool:
         body = b""
         while chunk := await self._response.read():
             self._progress.receive(chunk)
@@ -407,6 +404,7 @@ class ResponseRelay:
                 break
             self._progress.is_awaiting_upstream = True
         await self._send_error(self._response.status, for_client(self._response.headers), body)
+        return True
 
     async def _send_error(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
         if self._lease.upstream.node and DRAINING in self._response.headers:
@@ -426,17 +424,7 @@ class ResponseRelay:
         self._client_response.record.code = error_code(parse_error(body) or {})
         await self._client_response.refuse(status, headers, client_body)
 
-    async def _finish(
-        self, completed: CompletedResponse | EmbeddingUsage | None, last: bytes
-    ) -> None:
-        if completed is None:
-            completion = Completion()
-        else:
-            completed.feed(last)
-            completion = completed.close()
-        await self._send_end(completion, last)
-
-    async def _send_end(self, completion: Completion, last: bytes) -> None:
+    async def _finish(self, completion: Completion, last: bytes) -> None:
         """Send the last bytes and learn from the response, first what does not wait for the other.
 
         A slow client must not keep the slot, and others need not wait for what the router learns.

@@ -149,16 +149,21 @@ class Response:
         """Whether anything was sent; after that, an error can no longer be a status."""
         return False
 
+    def add(self, transform: StreamTransform) -> None:
+        """Pass what instances send through a transform, before all others."""
+        self._transforms.insert(0, transform)
+
+    def remove(self, transform: StreamTransform) -> None:
+        self._transforms.remove(transform)
+
     @contextmanager
-    def through(self, transform: StreamTransform | None) -> Iterator[None]:
-        """Pass what instances send through a transform, before all others; None changes nothing."""
-        if transform:
-            self._transforms.insert(0, transform)
+    def through(self, transform: StreamTransform) -> Iterator[None]:
+        """Pass what instances send in the block through a transform, before all others."""
+        self.add(transform)
         try:
             yield
         finally:
-            if transform:
-                self._transforms.remove(transform)
+            self.remove(transform)
 
     def note_lease(self, lease: Lease) -> None:
         """Note that an instance has the request now."""
@@ -352,22 +357,17 @@ class Pings:
         self._over = asyncio.Event()
         self._timer = asyncio.get_running_loop().call_later(FIRST_PING_S, self._start)
 
-    async def stop(self) -> None:
-        """Send no further ping; return when none is half sent."""
+    async def stop(self, *, is_urgent: bool = False) -> None:
+        """Send no further ping; return when none is half sent, or at once if that is urgent."""
         self._timer.cancel()
         self._over.set()
-        if self._task is not None:
-            await asyncio.wait([self._task])
-
-    async def cancel(self) -> None:
-        """Send no further ping, even if one is half sent."""
-        self._timer.cancel()
         if self._task is not None and not self._task.done():
-            self._task.cancel()
+            if is_urgent:
+                self._task.cancel()
             await asyncio.wait([self._task])
 
     def _start(self) -> None:
-        # The task ends with the request: `cancel` waits for it.
+        # The task ends with the request: `stop` waits for it.
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def _run(self) -> None:
@@ -430,7 +430,7 @@ class ClientResponse(Response):
     async def cancel_pings(self) -> None:
         if self._pings:
             pings, self._pings = self._pings, None  # which refers to this object
-            await pings.cancel()
+            await pings.stop(is_urgent=True)
 
     def put(self, chunk: bytes) -> bool:
         """Send bytes of a stream that has begun without waiting.
@@ -468,22 +468,21 @@ class ClientResponse(Response):
         if transport is None:
             return
         last = self.api.error_event(orjson.dumps(self.api.own_error(error)))
-        if not self.is_committed:
-            with contextlib.suppress(ConnectionError, TimeoutError):
-                async with asyncio.timeout(_FAREWELL_TIMEOUT_S):
-                    await self.response.write(last)
-                    await self.response.write_eof()
-            return
         content_type = self.response.headers.get("Content-Type", "").lower()
         is_stream = content_type.startswith(self.api.stream_type)
         # After half an event, a client would read the error as part of that event.
-        if is_stream and self._last_chunk.endswith(self.api.piece_end):
+        is_between = is_stream and self._last_chunk.endswith(self.api.piece_end)
+        if is_between or not self.is_committed:
             with contextlib.suppress(ConnectionError, TimeoutError):
                 async with asyncio.timeout(_FAREWELL_TIMEOUT_S):
                     await self.response.write(last)
-                    transport.close()
+                    if self.is_committed:
+                        transport.close()
+                    else:
+                        await self.response.write_eof()
                     return
-        transport.abort()
+        if self.is_committed:
+            transport.abort()
 
     async def _send_header(self, status: int, headers: CIMultiDict[str]) -> None:
         """Set the status and the header, unless a ping was sent.

@@ -113,7 +113,7 @@ def test_a_stream_tells_its_cost_and_its_message(kind: EndpointKind) -> None:
     for piece in pieces:
         completed.feed(event(piece))
     completed.feed(b"data: [DONE]\n\n")
-    completion = completed.close()
+    completion = completed.close(b"")
     assert (completion.timings, completion.reply) == (timings, response)
 
 
@@ -122,7 +122,7 @@ def test_a_whole_body_tells_the_same(kind: EndpointKind) -> None:
     body, timings, response = BODIES[kind]
     completed = CompletedResponse(kind, is_stream=False)
     completed.feed(json.dumps(body).encode())
-    completion = completed.close()
+    completion = completed.close(b"")
     assert (completion.timings, completion.reply) == (timings, response)
 
 
@@ -130,7 +130,7 @@ def test_a_tool_call_that_was_cut_off_has_no_input() -> None:
     completed = CompletedResponse(EndpointKind.MESSAGES, is_stream=True)
     completed.feed(event(block(type="tool_use", id="a", name="weather", input={})))
     completed.feed(event(delta(type="input_json_delta", partial_json='{"ci')))
-    completion = completed.close()
+    completion = completed.close(b"")
     assert completion.reply == {"role": "assistant", "content": [{**CALL, "input": {}}]}
 
 
@@ -140,7 +140,7 @@ def test_a_long_stream_is_read_in_batches() -> None:
     for _ in range(1000):
         completed.feed(piece)
     completed.feed(event({"choices": part(delta={}, finish_reason="stop")}))
-    completion = completed.close()
+    completion = completed.close(b"")
     assert completion.reply == {"role": "assistant", "content": "x" * 100_000}
 
 
@@ -182,7 +182,7 @@ def test_an_client_response_that_is_too_long_has_no_completed(*, is_stream: bool
         kept_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    completion = completed.close()
+    completion = completed.close(b"")
     assert (completion.timings, completion.reply) == (None, None)
     assert kept_bytes < 64 * 1024
 
@@ -197,12 +197,12 @@ def test_what_is_not_understood_has_no_completed_and_does_no_harm(
 ) -> None:
     completed = CompletedResponse(kind, is_stream=is_stream)
     completed.feed(garbage)
-    completion = completed.close()
+    completion = completed.close(b"")
     assert (completion.timings, completion.reply) == (None, None)
 
 
 def test_an_client_response_without_an_end_has_no_message() -> None:
     completed = CompletedResponse(EndpointKind.CHAT, is_stream=True)
     completed.feed(event({"choices": part(delta={"content": "hi"})}))
-    completion = completed.close()
+    completion = completed.close(b"")
     assert completion.reply is None

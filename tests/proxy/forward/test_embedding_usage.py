@@ -22,13 +22,13 @@ def test_the_tokens_of_an_embedding_are_read_wherever_they_are(body: bytes, size
     usage = EmbeddingUsage()
     for at in range(0, len(body), size):
         usage.feed(body[at : at + size])
-    assert usage.close().all_choices == Timings(0, 273, 0.0, 0, 0.0)
+    assert usage.close(b"").all_choices == Timings(0, 273, 0.0, 0, 0.0)
 
 
 def test_embeddings_without_figures_have_none() -> None:
     usage = EmbeddingUsage()
     usage.feed(b'[{"index":0,"embedding":[[0.25]]}]')
-    assert usage.close().all_choices is None
+    assert usage.close(b"").all_choices is None
 
 
 def timings(decoded: int) -> dict[str, int]:
@@ -41,7 +41,7 @@ def test_a_prompt_with_several_answers_is_computed_once() -> None:
         choice = {"index": index, "text": "", "finish_reason": "length"}
         piece = {"choices": [choice], "timings": timings(decoded)}
         response.feed(b"data: " + orjson.dumps(piece) + b"\n\n")
-    completion = response.close()
+    completion = response.close(b"")
     assert completion.timings == Timings(1, 58, 5.0, 10, 9.0)
     assert completion.all_choices == Timings(1, 58, 5.0, 17, 18.0)
 
@@ -49,4 +49,4 @@ def test_a_prompt_with_several_answers_is_computed_once() -> None:
 def test_a_list_of_answers_has_the_tokens_of_all() -> None:
     response = CompletedResponse(EndpointKind.LLAMA_COMPLETION, is_stream=False)
     response.feed(orjson.dumps([{"index": at, "timings": timings(5)} for at in range(3)]))
-    assert response.close().all_choices == Timings(1, 58, 5.0, 15, 27.0)
+    assert response.close(b"").all_choices == Timings(1, 58, 5.0, 15, 27.0)

@@ -48,7 +48,7 @@ def test_it_says_that_it_was_passed_on_and_leaves_the_first_upstream_request_alo
 
 def test_a_body_too_deep_to_be_written_again_is_the_clients_fault() -> None:
     deep = b'{"a": ' + b"[" * 900 + b"]" * 900 + b"}"
-    with pytest.raises(BadRequest, match="forwarded to a node"):
+    with pytest.raises(BadRequest, match="serialised again"):
         for_node(upstream_request(deep), NODE)
 
 
