@@ -134,7 +134,8 @@ class SlotSaver:
         """Return the expected cost and benefit of saving a slot; None: it cannot be saved."""
         upstream, conversation = instance.upstream, content.conversation
         turn_hashes = self._prefix_index.fingerprint(upstream.name, content).turn_hashes
-        if content.is_saved or not turn_hashes or conversation is None:
+        is_short = content.tokens <= upstream.window_tokens
+        if content.is_saved or is_short or not turn_hashes or conversation is None:
             return None
         size_bytes = content.tokens * upstream.token_bytes + upstream.state_bytes
         if not self._storage.may_save(upstream.name, size_bytes):

@@ -516,4 +516,4 @@ def _find_holder(lease: Lease, before: RecentPrompt, run: Run) -> CachePlace:
 def _kind(upstream: Upstream) -> CacheKind:
     if upstream.resumable_prompts:
         return "recurrent"
-    return "window" if upstream.has_window else "any"
+    return "window" if upstream.window_tokens else "any"

@@ -62,9 +62,9 @@ class Upstream:
     # For a recurrent model, whose state cannot be cut back: the number of a conversation's latest
     # prompts that it can continue. 0 for others: they continue any prefix.
     resumable_prompts: int = 0
-    # Whether it keeps only a sliding window of a conversation, so that it can continue only from
-    # the end of its content.
-    has_window: bool = False
+    # Tokens of the sliding window that some layers keep of a conversation, so that it can continue
+    # only from the end of its content; 0 if they keep all of it.
+    window_tokens: int = 0
     # The most tokens in one pass; llama-server's default if unknown.
     batch_tokens: int = BATCH_TOKENS
     # Whether running streams have priority over the first token of others: it computes one prompt
@@ -72,7 +72,8 @@ class Upstream:
     prefer_pure_decode: bool = False
     cache_key: str = ""  # It can restore slot files with the same key; empty: none.
     token_bytes: float = 0.0  # Bytes of a token in its KV cache; 0 if unknown.
-    state_bytes: int = 0  # Bytes of the recurrent state of one sequence; 0 without one.
+    # Bytes of a sequence beside its tokens: its recurrent state, and its sliding window.
+    state_bytes: int = 0
     # Limit of its host cache, for prompts in no slot (`cache-ram`); 0: no cache, infinity: no
     # limit.
     host_cache_bytes: float = 0.0

@@ -231,10 +231,7 @@ def conversations(
     if not_persisted_reason is None:
         saved = "conversations are saved across restarts" + (", encrypted" if encrypts else "")
         return "; ".join([saved, *_saved_slot_lines(made, restored)])
-    text = f"conversations are not saved across restarts: {not_persisted_reason}"
-    if "swa-full" in not_persisted_reason:
-        text += f", for {size(_full_window_bytes(made))} more per instance"
-    return text
+    return f"conversations are not saved across restarts: {not_persisted_reason}"
 
 
 def _saved_slot_lines(made: Plan, restored: RestoreOutcome | None) -> Iterator[str]:
@@ -245,6 +242,8 @@ def _saved_slot_lines(made: Plan, restored: RestoreOutcome | None) -> Iterator[s
         yield "the first restored one will show whether this engine uses them"
     if made.gguf.recurrent:
         yield "its recurrent layers use one only if a prompt continues all of it"
+    elif made.window_tokens:
+        yield "its sliding window uses one only if a prompt continues all of it"
 
 
 def _full_window_bytes(made: Plan) -> int | None:

@@ -8,6 +8,7 @@ free. Model names have no tilde, so sockets and logs named after instances never
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, Literal
@@ -23,7 +24,7 @@ from supervisor.fleet.planner import LaunchPlanner
 from supervisor.plan import kv_cache
 from supervisor.plan.context import context_layout
 from supervisor.plan.estimate import Estimate
-from supervisor.plan.kv_cache import BYTES_PER_VALUE, PADDING_TOKENS, Cache, cache_bytes
+from supervisor.plan.kv_cache import BYTES_PER_VALUE, PADDING_TOKENS, Cache, layer_bytes
 from supervisor.plan.plan import Plan
 from supervisor.plan.resolve import ModelEntry
 from supervisor.plan.setting import SettingsByFlag
@@ -86,12 +87,17 @@ def cache_sizes(plan: Plan) -> tuple[float, int, float]:
     inputs = plan.memory_inputs
     layout = context_layout(inputs.gguf, inputs.chosen, inputs.engine)
     type_k, type_v = layout.cache.type_k, layout.cache.type_v
-    token_bytes = 0.0  # unknown
+    token_bytes, fixed_bytes = 0.0, kv_cache.state_bytes(plan.gguf)  # unknown
     if {type_k, type_v} <= BYTES_PER_VALUE.keys():
         padding = Cache(PADDING_TOKENS, type_k=type_k, type_v=type_v, full_window=True)
-        token_bytes = cache_bytes(plan.gguf, padding) / PADDING_TOKENS
+        sizes_bytes = layer_bytes(plan.gguf, padding)
+        token_bytes = sum(sizes_bytes) / PADDING_TOKENS
+        if plan.window_tokens:
+            windowed = sum(itertools.compress(sizes_bytes, plan.gguf.sliding)) / PADDING_TOKENS
+            token_bytes -= windowed
+            fixed_bytes += round(windowed * plan.window_tokens)
     size_bytes = layout.prompt_cache_bytes
-    return token_bytes, kv_cache.state_bytes(plan.gguf), math.inf if size_bytes < 0 else size_bytes
+    return token_bytes, fixed_bytes, math.inf if size_bytes < 0 else size_bytes
 
 
 def ready_estimates(model: Model | None) -> list[Estimate]:
@@ -192,7 +198,7 @@ class Replica:
             trial_share=trial.share if trial else 0.0,
             resumable_prompts=plan.resumable_prompts if plan else 0,
             batch_tokens=plan.batch_tokens if plan else BATCH_TOKENS,
-            has_window=plan is not None and plan.has_window,
+            window_tokens=plan.window_tokens if plan else 0,
             prefer_pure_decode=self.planner.entry(snapshot.model).batching.prefer_pure_decode,
             cache_key="" if self.slots.reason else self.cache_key,
             token_bytes=token_bytes,

@@ -158,9 +158,10 @@ class Plan:
         return 2 if known and self.memory_inputs.chosen.get("ctx-checkpoints") != 0 else 1
 
     @property
-    def has_window(self) -> bool:
+    def window_tokens(self) -> int:
         """See the proxy's `Upstream`."""
-        return bool(self.gguf.sliding_window) and not self.memory_inputs.chosen.get("swa-full")
+        is_full = self.memory_inputs.chosen.get("swa-full")
+        return 0 if is_full else self.gguf.sliding_window or 0
 
     @property
     def has_prompt_cache(self) -> bool:

@@ -28,7 +28,7 @@ import secrets
 import shutil
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
@@ -323,7 +323,7 @@ def _context(manifest: Manifest) -> bytes:
     """Return the members of a manifest that never change."""
     members = ("name", "model", "size_bytes", "tokens", "key_id")
     fixed = {name: getattr(manifest, name) for name in members}
-    fixed["identity"] = asdict(manifest.identity)
+    fixed["identity"] = manifest.identity.members
     return json.dumps(fixed, sort_keys=True).encode()
 
 

@@ -18,7 +18,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import lru_cache
 from itertools import islice
@@ -282,7 +282,7 @@ def _cache_key(manifest: Manifest, *, is_readable: bool) -> str:
 def key_digest(model: str, key: CacheKey) -> str:
     """Return a text that is equal for the engines that can use each other's slot files."""
     shared_key = key.without_slots if key.slots is not None else key
-    text = json.dumps([model, asdict(shared_key)], sort_keys=True)
+    text = json.dumps([model, shared_key.members], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:_KEY_DIGITS]
 
 

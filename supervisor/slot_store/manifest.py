@@ -44,7 +44,7 @@ _WITHOUT_EFFECT: Final = frozenset(
 
 _SLOTS: Final = "--parallel"
 _OWN_CACHES: Final = "--no-kv-unified"
-_TWO_KINDS: Final = "--swa-full"
+_FULL_WINDOW: Final = "--swa-full"
 
 
 class ManifestInvalid(ValueError): ...
@@ -60,17 +60,15 @@ class CacheKey:
     options: tuple[str, ...]
     # The recurrent state of one sequence; 0 without recurrent layers, None if unknown.
     state_bytes: int | None = 0
+    window: int = 0  # tokens of the sliding window that the cache of some layers keeps, or 0
 
     @property
     def slots(self) -> int | None:
         """The number of slots if each has a cache of its own and files can be rewritten, or None.
 
-        Files cannot be rewritten with a sliding window, as the parts of its two kinds of caches are
-        indistinguishable, or with a recurrent state of unknown size.
+        Files cannot be rewritten with a recurrent state of unknown size.
         """
-        if _OWN_CACHES not in self.options or _TWO_KINDS in self.options:
-            return None
-        if self.state_bytes is None:
+        if _OWN_CACHES not in self.options or self.state_bytes is None:
             return None
         words = (option.split() for option in self.options)
         return next((int(word[1]) for word in words if word[0] == _SLOTS), None)
@@ -83,7 +81,20 @@ class CacheKey:
         tokens, also with `swa-full`: of 412 tokens and a window of 64, build 10434 found nothing
         for a prompt that differed before the last 63 tokens (a live slot: all up to there).
         """
-        return self.state_bytes != 0 or _TWO_KINDS in self.options
+        return self.state_bytes != 0 or self.has_window
+
+    @property
+    def has_window(self) -> bool:
+        """Whether a file has two caches, of layers without and with a sliding window."""
+        return bool(self.window) or _FULL_WINDOW in self.options
+
+    @property
+    def members(self) -> dict[str, Any]:
+        """Its members for digests; keys of models without a window have none for it."""
+        members = asdict(self)
+        if not self.window:
+            del members["window"]
+        return members
 
     def fits(self, other: CacheKey) -> bool:
         """Whether an engine of this key can use a cache of the other, rewritten if need be."""
@@ -129,6 +140,7 @@ def cache_key(plan: Plan) -> CacheKey:
         engine=f"{plan.engine.version}, {engine_bytes} bytes",
         options=tuple(word for word in words if word.split()[0] not in without),
         state_bytes=state_bytes(plan.gguf) or (None if plan.gguf.recurrent else 0),
+        window=plan.window_tokens,
     )
 
 

@@ -13,7 +13,7 @@ from supervisor.builds.help import needs_draft_cache, spec_types
 from supervisor.plan.loras import SCALED
 from supervisor.plan.plan import Plan
 from supervisor.slot_store.file_index import CataloguedFile, is_prefix
-from supervisor.slot_store.manifest import Manifest
+from supervisor.slot_store.manifest import CacheKey, Manifest
 from supervisor.slot_store.slot_file import SlotFileHeader
 
 # The engine's default. Source: --help of build 10434.
@@ -38,20 +38,21 @@ def worth_saving(
     budget: DiskBudget,
     token_bytes: float,
     room_bytes: int,
-    state_bytes: int = 0,
+    key: CacheKey,
 ) -> list[SlotState]:
     """Return the slots to save, the most recently used first.
 
     `known` is each slot's latest task when it was last saved, `token_bytes` the size of a token in
-    a file, `state_bytes` that of the recurrent state.
+    a file. An engine uses no restored slot that is shorter than the model's sliding window.
     """
     left_bytes = min(room_bytes, budget.model_share * budget.size_bytes)
     chosen = []
     for slot in sorted(slots, key=lambda slot: -slot.task):
         is_saved = slot.id_slot in known and known[slot.id_slot] == slot.task
-        if is_saved or slot.is_busy or slot.tokens < budget.tokens_min:
+        is_short = slot.tokens < budget.tokens_min or slot.tokens <= key.window
+        if is_saved or slot.is_busy or is_short:
             continue
-        size_bytes = slot.tokens * token_bytes + state_bytes
+        size_bytes = slot.tokens * token_bytes + (key.state_bytes or 0)
         if size_bytes <= left_bytes:
             left_bytes -= size_bytes
             chosen.append(slot)
@@ -130,14 +131,9 @@ def unsupported_reason(plan: Plan) -> str | None:
     """Return why no slot of a plan is saved, as a clause; None if they are.
 
     Other kinds of models are tried once: the store's `outcomes` have the result.
-
-    Source: measured on build 10434. With a sliding window and without swa-full the engine uses
-    nothing of a restored prompt, because its checkpoints are not in the file.
     """
     if plan.engine.flags.find("slot-save-path") is None:
         return "this build cannot save slots"
-    if plan.has_window:
-        return "its sliding window is not saved; with swa-full = true it would be"
     return _reason_in_options(plan)
 
 

@@ -21,6 +21,25 @@ of caches ("n_stream mismatch"), although the sequence would fit, so the empty p
 The recurrent state, of models that have one, begins with u32 1, i32 position, u32 0, u32 0, u32
 layers, and the type and row size of its first tensor. It does not depend on the number of slots.
 
+A model with a sliding window has two such caches, one after the other: that of the layers without a
+window, and that of the layers with one, which has the latest cells only. The data of `n` cells are
+
+    n x (i32 position   u32 1   u32 slot)   u32 transposed   u32 layers
+    layers x (i32 type   u64 row size   u8 x n x row size: keys)     and the same for the values
+
+Newer builds write two more numbers after the layers, and some models 8 or 12 more bytes for each
+cell. Transposed values (without flash attention) are
+
+    layers x (i32 type   u32 value size   u32 rows   u8 x rows x n x value size)
+
+An engine continues a prompt at position `p` only if the window's cache begins before `p - window`,
+and it writes the cells from there on, one too few: so it would use nothing of its own file.
+`extend_window` adds the missing cell. No later token attends to it, because it lies outside of the
+window of all of them, so its content does not matter.
+
+Source: llama.cpp, server_context::update_slots (pos_min_thold), llama_kv_cache_iswa::state_write,
+llama_hparams::is_masked_swa; measured on build 10434: 790 of 790 tokens found, 0 without the cell.
+
 Source: llama.cpp, llama_state_seq_save_file, llama.h (LLAMA_STATE_SEQ_MAGIC), server-common.cpp,
 server_tokens::serialize, llama_kv_cache::state_write and state_read,
 llama_memory_hybrid::state_write, llama_memory_recurrent::state_write; files of build 10434.
@@ -31,14 +50,16 @@ from __future__ import annotations
 import array
 import hashlib
 import io
+import itertools
 import os
 import re
 import struct
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, NamedTuple
 
 from supervisor.engine.client import SlotFileInfo
 
@@ -50,6 +71,7 @@ _RECORD: Final = -1
 _RECORD_VERSION: Final = 1
 _NO_TOKEN: Final = -1
 _U32: Final = struct.Struct("<I")
+_I32: Final = struct.Struct("<i")
 
 
 class NotASlotFile(ValueError): ...
@@ -189,42 +211,160 @@ _RECURRENT: Final = re.compile(rb"\x01\x00{3}.{4}\x00{8}(.{2}\x00\x00)", re.DOTA
 _RECURRENT_HEAD_BYTES: Final = 20
 _LAYER_HEAD_BYTES: Final = 24
 _LAYERS_MAX: Final = 1024
+_SLOTS_MAX: Final = 1024
+_ITEM_MAX_BYTES: Final = 2**24
+# Sizes of the description of a cell, and of the numbers before the tensors, in known builds.
+_CELL_BYTES: Final = (12, 20, 24)
+_DATA_HEAD_BYTES: Final = (8, 16)
 
 
-def rewrite(source: Path, target: Path, *, before: int, after: int, state_bytes: int = 0) -> None:
+def rewrite(
+    source: Path,
+    target: Path,
+    *,
+    before: int,
+    after: int,
+    state_bytes: int = 0,
+    has_window: bool = False,
+) -> None:
     """Rewrite a slot file of an engine with `before` slots into `target`, for one with `after`.
 
     Both numbers are at least 1. `state_bytes` is the size of the recurrent state without its head,
-    0 if the model has none. Raises InvalidSlotFile: it has no such state; OSError: the disk
-    refused.
+    0 if the model has none; `has_window`: it has two caches. Raises InvalidSlotFile: it has no such
+    state; OSError: the disk refused.
     """
     with source.open("rb") as read, target.open("xb") as write:
         target.chmod(0o600)
         head = read.read(state_offset(source))
-        leading = _count_empty_parts(read, before)
-        begin = read.tell()
-        recurrent_at = _recurrent_at(read, state_bytes)
-        end = _end_of_sequence(read, recurrent_at, before - 1 - leading)
-        if end <= begin:
-            raise InvalidSlotFile("it holds more than one sequence")
-        write.write(head + _U32.pack(after))
-        _copy(read, write, begin, end)
-        write.write(_U32.pack(0) * (after - 1))
-        _copy(read, write, recurrent_at, read.seek(0, os.SEEK_END))
+        size_bytes = read.seek(0, os.SEEK_END)
+        if has_window:
+            caches, rest_at = _caches(read, len(head)), size_bytes
+            sequences = [(cache.begin, cache.end) for cache in caches]
+        else:
+            rest_at = _recurrent_at(read, state_bytes)
+            read.seek(len(head))
+            leading = _count_empty_parts(read, before)
+            begin = read.tell()
+            sequences = [(begin, _end_of_sequence(read, rest_at, before - 1 - leading))]
+        write.write(head)
+        for begin, end in sequences:
+            if end <= begin:
+                raise InvalidSlotFile("it holds more than one sequence")
+            write.write(_U32.pack(after))
+            _copy(read, write, begin, end)
+            write.write(_U32.pack(0) * (after - 1))
+        _copy(read, write, rest_at, size_bytes)
 
 
-def refit(path: Path, before: int | None, after: int | None, state_bytes: int) -> None:
+def refit(
+    path: Path, before: int | None, after: int | None, state_bytes: int, *, has_window: bool
+) -> None:
     """Rewrite a file in place for other slots, or delete it. Raises InvalidSlotFile, OSError."""
     if before is None or after is None or before == after:
         return
     fitting = path.with_suffix(".new")
     try:
-        rewrite(path, fitting, before=before, after=after, state_bytes=state_bytes)
+        rewrite(
+            path,
+            fitting,
+            before=before,
+            after=after,
+            state_bytes=state_bytes,
+            has_window=has_window,
+        )
         fitting.replace(path)
     except (InvalidSlotFile, OSError):
         fitting.unlink(missing_ok=True)
         path.unlink(missing_ok=True)
         raise
+
+
+def extend_window(path: Path) -> None:
+    """Add the cell before the window in place, with which an engine uses the file.
+
+    A file that is not longer than the window stays as it is. Raises OSError, and InvalidSlotFile:
+    it has no two caches.
+    """
+    with path.open("r+b") as file:
+        _, cache = _caches(file, state_offset(path))
+        file.seek(cache.begin)
+        content = file.read()
+        described = range(_U32.size, _U32.size + cache.cells * cache.cell_bytes, cache.cell_bytes)
+        positions = [_I32.unpack_from(content, at)[0] for at in described]
+        first = min(positions)
+        if first == 0 or max(positions) - first >= cache.cells:
+            return
+        copied, at = positions.index(first), _U32.size
+        added = content[described[copied] + _I32.size :][: cache.cell_bytes - _I32.size]
+        pieces = [_U32.pack(cache.cells + 1), _I32.pack(first - 1), added]
+        for tensor in cache.tensors:
+            row_bytes = cache.cells * tensor.item_bytes
+            for row in range(tensor.rows):
+                begin = tensor.begin - cache.begin + row * row_bytes
+                item = begin + copied * tensor.item_bytes
+                pieces += [content[at:begin], content[item : item + tensor.item_bytes]]
+                at = begin
+        file.seek(cache.begin)
+        file.write(b"".join([*pieces, content[at:]]))
+
+
+class _Tensor(NamedTuple):
+    begin: int  # offset in the file
+    item_bytes: int  # what it has for a cell in each row
+    rows: int
+
+
+class _Cache(NamedTuple):
+    """The cells of a sequence in one cache; offsets are those in the file."""
+
+    begin: int  # of their number
+    end: int
+    cells: int
+    cell_bytes: int  # size of the description of a cell
+    tensors: tuple[_Tensor, ...]
+
+
+def _caches(read: BinaryIO, begin: int) -> tuple[_Cache, _Cache]:
+    """Return the two caches of a model with a window; raises InvalidSlotFile."""
+    size_bytes = read.seek(0, os.SEEK_END)
+    for cell_bytes, head_bytes in itertools.product(_CELL_BYTES, _DATA_HEAD_BYTES):
+        with suppress(InvalidSlotFile):
+            read.seek(begin)
+            caches = tuple(_cache(read, cell_bytes, head_bytes) for _ in range(2))
+            if read.tell() == size_bytes:
+                return caches[0], caches[1]
+    raise InvalidSlotFile("its state has an unknown layout")
+
+
+def _cache(read: BinaryIO, cell_bytes: int, head_bytes: int) -> _Cache:
+    """Read the parts of one cache, of which one has cells; raises InvalidSlotFile."""
+    found = None
+    for _ in range(_read_u32(read, _SLOTS_MAX)):
+        begin = read.tell()
+        if cells := _read_u32(read, _WORDS_MAX):
+            if found:
+                raise InvalidSlotFile("it holds more than one sequence")
+            read.seek(cells * cell_bytes, os.SEEK_CUR)
+            is_transposed, layers = _read_u32(read, 1), _read_u32(read, _LAYERS_MAX)
+            read.seek(head_bytes - 2 * _U32.size, os.SEEK_CUR)
+            kinds = [*itertools.repeat(0, layers), *itertools.repeat(is_transposed, layers)]
+            tensors = tuple(_tensor(read, cells, kind) for kind in kinds)
+            found = _Cache(begin, read.tell(), cells, cell_bytes, tensors)
+    if found is None:
+        raise InvalidSlotFile("it holds no sequence")
+    return found
+
+
+def _tensor(read: BinaryIO, cells: int, is_transposed: int) -> _Tensor:
+    _read_u32(read)  # the type
+    item_bytes, rows = _read_u32(read, _ITEM_MAX_BYTES), _read_u32(read, _ITEM_MAX_BYTES)
+    if not is_transposed:
+        if rows:  # the upper half of the row size
+            raise InvalidSlotFile("its state has an unknown layout")
+        rows = 1
+    tensor = _Tensor(read.tell(), item_bytes, rows)
+    read.seek(rows * cells * item_bytes, os.SEEK_CUR)
+    return tensor
 
 
 def _count_empty_parts(read: BinaryIO, before: int) -> int:
@@ -265,11 +405,13 @@ def _end_of_sequence(read: BinaryIO, end: int, trailing: int) -> int:
     return begin
 
 
-def _read_u32(read: BinaryIO) -> int:
+def _read_u32(read: BinaryIO, most: int = 2**32) -> int:
     found = read.read(_U32.size)
     if len(found) < _U32.size:
         raise InvalidSlotFile("it is too short")
     (number,) = _U32.unpack(found)
+    if number > most:
+        raise InvalidSlotFile("its state has an unknown layout")
     return int(number)
 
 

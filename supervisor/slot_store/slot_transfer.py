@@ -92,7 +92,7 @@ def _worth_saving(
         task.budget,
         token_bytes=2 * values + _TOKEN_EXTRA_BYTES,  # a cache is rarely wider than f16
         room_bytes=task.store.room_bytes(),
-        state_bytes=task.key.state_bytes or 0,
+        key=task.key,
     )
 
 

@@ -42,6 +42,7 @@ from supervisor.slot_store.slot_file import (
     InvalidSlotFile,
     SlotFileHeader,
     SlotFileMissing,
+    extend_window,
     read_checked,
     refit,
 )
@@ -103,7 +104,7 @@ class RestoreOutcomes:
 
 
 def _digest(key: CacheKey) -> str:
-    text = json.dumps(asdict(key.without_slots), sort_keys=True)
+    text = json.dumps(key.without_slots.members, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -261,6 +262,8 @@ class SlotStore:
         """
         try:
             header = read_checked(spooled, SlotFileInfo(unverified.tokens, unverified.size_bytes))
+            if unverified.identity.window:
+                unverified = self._with_whole_window(spooled, unverified)
             headers = {}
             for other in others:
                 with suppress(InvalidSlotFile, OSError):  # reported before it is restored
@@ -273,6 +276,17 @@ class SlotStore:
         finally:
             spooled.unlink(missing_ok=True)
         return manifest, replaced
+
+    def _with_whole_window(self, spooled: Path, unverified: Manifest) -> Manifest:
+        try:
+            extend_window(spooled)
+        except InvalidSlotFile as error:
+            problem = f"its engine would not use the window of a saved one: {error}"
+            self.outcomes.set(
+                unverified.identity, RestoreOutcome(unverified.model, problem=problem)
+            )
+            raise
+        return replace(unverified, size_bytes=spooled.stat().st_size)
 
     def check_out(self, manifest: Manifest, spool: Path, key: CacheKey) -> Path:
         """Verify a file and put it into the spool of an engine; return the path there.
@@ -289,7 +303,13 @@ class SlotStore:
         link = spool / f"{manifest.name}.{secrets.token_hex(4)}{_DATA}"
         try:
             self.content.take(path, link, manifest)
-            refit(link, manifest.identity.slots, key.slots, key.state_bytes or 0)
+            refit(
+                link,
+                manifest.identity.slots,
+                key.slots,
+                key.state_bytes or 0,
+                has_window=key.has_window,
+            )
         except FileNotFoundError as error:
             is_listed = path.with_suffix(_MANIFEST).exists()
             kind = InvalidSlotFile if is_listed else SlotFileMissing

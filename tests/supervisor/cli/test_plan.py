@@ -48,11 +48,10 @@ def test_the_reason_why_they_are_not_saved_is_shown() -> None:
     )
 
 
-def test_the_memory_of_a_full_window_is_shown_for_sliding_windows() -> None:
+def test_the_limit_of_a_sliding_window_is_shown() -> None:
     window: dict[str, Any] = {"sliding_window": 512, "sliding": (True,) * 30}
     text = shown(planned(**window))
-    # 4 caches of 8192 tokens for 4 of 1024 and all checkpoints, and the compute buffers for it.
-    assert "its sliding window is not saved" in text
-    assert text.endswith("with swa-full = true it would be, for 502.0 MiB more per instance")
+    assert text.startswith(f"{SAVED};")
+    assert text.endswith("its sliding window uses one only if a prompt continues all of it")
     whole = planned(**window, flags={"swa-full": True})
     assert shown(whole).startswith(f"{SAVED};")

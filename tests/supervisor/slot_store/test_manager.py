@@ -16,8 +16,7 @@ from support.fleet_harness import FleetHarness
 from proxy.cache.fingerprint import ConversationFingerprint, RestoredSlot
 from proxy.upstream.upstream import Timings
 from supervisor.engine import client as client_module
-from supervisor.engine.client import EngineClient, EngineUnreachable, ErrorResponse
-from supervisor.slot_store import store_config
+from supervisor.engine.client import EngineClient, EngineUnreachable, ErrorResponse, SlotFileInfo
 from supervisor.slot_store.manager import SlotManager
 from supervisor.slot_store.manifest import Manifest, dump
 from supervisor.slot_store.slot_file import SlotFileHeader
@@ -260,34 +259,66 @@ def windowed_model(tmp_path: Path) -> Path:
     return tiny_gguf.make(tmp_path / "window.gguf", layers=6, window=64)
 
 
-async def test_a_full_window_is_restored(windowed_model: Path, runtime: Path) -> None:
-    harness = FleetHarness(runtime, windowed_model, {"swa-full": True})
-    messages, kept = await harness.saved_one()
-    async with harness.up():
-        _, timings = await harness.ask(messages)
-    assert timings["cache_n"] >= kept.tokens - 20
-
-
-async def test_a_sliding_window_is_not_saved_because_the_engine_would_not_use_it(
-    windowed_model: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("flags", "parallel"),
+    [
+        ({}, 2),
+        ({}, 4),
+        ({"flash-attn": "off", "cache-type-v": "f16"}, 2),
+        ({"swa-full": True}, 2),
+        ({"swa-full": True}, 4),
+    ],
+)
+async def test_a_sliding_window_is_restored_also_with_other_slots(
+    windowed_model: Path, runtime: Path, flags: dict[str, Any], parallel: int
 ) -> None:
-    harness = FleetHarness(runtime, windowed_model)
+    """The weights are random: with another cache the answer would be another."""
+    prompt = [1, *(270 + number % 100 for number in range(400))]
+    first = FleetHarness(runtime, windowed_model, {**flags, "parallel": 2, "ctx-size": 4096})
+    async with first.up():
+        prompt += (await first.complete(prompt, id_slot=1))["tokens"]
+    sizes = {"parallel": parallel, "ctx-size": 2048 * parallel}
+    second = FleetHarness(runtime, windowed_model, {**flags, **sizes})
+    async with second.up():
+        (held,) = (slot for slot in second.replica.slots.restored_slots(1) if slot.tokens)
+        restored = await second.complete([*prompt, 300], id_slot=held.id_slot)
+        computed = await second.complete([*prompt, 300], cache_prompt=False)
+    assert restored["timings"]["cache_n"] == held.tokens > 400
+    assert restored["tokens"] == computed["tokens"]
+    assert not second.emitted("slots.quarantined")
+
+
+async def test_a_conversation_shorter_than_the_window_is_not_saved(
+    runtime: Path, tmp_path: Path
+) -> None:
+    model = tiny_gguf.make(tmp_path / "wide.gguf", layers=6, window=1024)
+    harness = FleetHarness(runtime, model)
     async with harness.up():
         await harness.converse()
-    assert "its sliding window is not saved" in (harness.replica.slots.reason or "")
     assert not harness.store.list_saved()
-    monkeypatch.setattr(store_config, "unsupported_reason", lambda _plan: None)
-    again = FleetHarness(runtime, windowed_model)
-    messages, kept = await again.saved_one()
-    async with again.up():
-        _, timings = await again.ask(messages)
-    assert timings["cache_n"] == 0
-    (event,) = again.emitted("slots.restore_unused")
-    assert (event["cached"], event["expected"]) == (0, kept.tokens)
-    assert not again.emitted("slots.restored")
-    assert "corral slots forget chat" in str(again.replica.slots.reason)
-    again.store.forget("chat")
-    assert again.replica.slots.reason is None
+    assert harness.replica.slots.reason is None
+
+
+async def test_a_window_of_an_unknown_layout_is_not_saved_again(
+    windowed_model: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness, save = FleetHarness(runtime, windowed_model), client_module.save
+
+    async def save_longer(client: EngineClient, id_slot: int, name: str) -> Any:
+        written = await save(client, id_slot, name)
+        assert isinstance(written, SlotFileInfo)
+        with (harness.store.spool_path(harness.replica.name) / name).open("ab") as file:
+            file.write(b"more")
+        return replace(written, size_bytes=written.size_bytes + 4)
+
+    monkeypatch.setattr(client_module, "save", save_longer)
+    async with harness.up():
+        await harness.converse()
+        await harness.save()
+        assert "unknown layout" in str(harness.replica.slots.reason)
+    assert not harness.store.list_saved()
+    harness.store.forget("chat")
+    assert harness.replica.slots.reason is None
 
 
 @pytest.mark.parametrize("flags", [{}, {"spec-type": "draft-mtp"}], ids=["alone", "drafts"])

@@ -33,7 +33,7 @@ def slot(id_slot: int, task: int = -1, tokens: int = 0, *, is_busy: bool = False
 def saved(
     *slots: SlotState, known: dict[int, int | None] | None = None, room: int = MUCH
 ) -> list[int]:
-    return [slot.id_slot for slot in worth_saving(slots, known or {}, BUDGET, 1, room)]
+    return [slot.id_slot for slot in worth_saving(slots, known or {}, BUDGET, 1, room, IDENTITY)]
 
 
 def test_the_most_recently_used_is_saved_first() -> None:
@@ -63,8 +63,17 @@ def test_what_there_is_no_room_for_is_left_out_and_what_follows_is_not() -> None
 
 
 def test_a_recurrent_state_takes_room_too() -> None:
-    assert worth_saving([slot(0, task=1, tokens=300)], {}, BUDGET, 1, 500, 200)
-    assert not worth_saving([slot(0, task=1, tokens=300)], {}, BUDGET, 1, 500, 201)
+    for state_bytes, is_saved in ((200, True), (201, False)):
+        key = replace(IDENTITY, state_bytes=state_bytes)
+        found = worth_saving([slot(0, task=1, tokens=300)], {}, BUDGET, 1, 500, key)
+        assert bool(found) is is_saved
+
+
+@pytest.mark.parametrize(("window", "is_saved"), [(299, True), (300, False)])
+def test_a_slot_shorter_than_the_window_is_not_saved(window: int, *, is_saved: bool) -> None:
+    key = replace(IDENTITY, window=window)
+    found = worth_saving([slot(0, task=1, tokens=300)], {}, BUDGET, 1, MUCH, key)
+    assert bool(found) is is_saved
 
 
 def restored(
@@ -157,8 +166,7 @@ def reason_for(chosen: dict[str, Any] | None = None, *, build: str = "b10434", *
     ("chosen", "facts", "reason"),
     [
         ({}, {}, ""),
-        ({}, {"sliding_window": 512}, "sliding window"),
-        ({"swa-full": True}, {"sliding_window": 512}, ""),
+        ({}, {"sliding_window": 512}, ""),
         ({}, {"recurrent": True}, ""),
         ({}, {"kv_heads": (3, 0, 3)}, ""),
         ({"embedding": True}, {}, "no conversations"),
