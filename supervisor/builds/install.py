@@ -280,7 +280,6 @@ _DOWNLOADS: Final = ".downloads"
 _NEW: Final = ".new"
 # The archives and their content, which is four times as large for b10621's CPU build for Linux.
 _DISK_PER_DOWNLOADED_BYTE: Final = 5
-_NAMES: Final = ("llama-server", "llama")
 
 
 def install(
@@ -297,7 +296,7 @@ def install(
     for prefix in (_NEW, REMOVED):  # left by a command that was killed
         for path in engines_dir.glob(f"{prefix}-*"):
             shutil.rmtree(path)
-    files = [_remote(asset, choice.named.tag, mirror) for asset in choice.assets]
+    files = [_remote(asset, choice.engine.tag, mirror) for asset in choice.assets]
     new = engines_dir / f"{_NEW}-{choice.name}"
     with _downloads(engines_dir / _DOWNLOADS) as downloads:
         _check_space(choice, downloads)
@@ -369,9 +368,9 @@ def _remote(asset: Asset, tag: str, mirror: str | None) -> RemoteFile:
 def _try_engine(choice: Choice, new: Path) -> tuple[InstalledBuild, Engine]:
     """Run the engine; raises EngineBroken if it does not run, or there is none."""
     files = files_of(new)
-    binary = next((name for name in _NAMES if (files / name).is_file()), None)
+    binary = next((name for name in discover.PROGRAMS if (files / name).is_file()), None)
     if binary is None:
-        raise EngineBroken(f"{choice.name} has neither {' nor '.join(_NAMES)}")
+        raise EngineBroken(f"{choice.name} has neither {' nor '.join(discover.PROGRAMS)}")
     try:
         engine = discover.load(
             files / binary,
@@ -387,8 +386,8 @@ def _try_engine(choice: Choice, new: Path) -> tuple[InstalledBuild, Engine]:
     shutil.rmtree(new / "cache", ignore_errors=True)
     build = InstalledBuild(
         name=choice.name,
-        build=int(choice.named.tag.removeprefix("b")),
-        variant=choice.named.full_variant,
+        build=int(choice.engine.tag.removeprefix("b")),
+        variant=choice.engine.full_variant,
         binary=binary,
         archives={asset.name: asset.sha256 or "" for asset in choice.assets},
         installed_at=datetime.now(UTC).isoformat(timespec="seconds"),

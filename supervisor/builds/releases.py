@@ -40,10 +40,19 @@ _NAME: Final = re.compile(
 )
 
 
+_TAG: Final = re.compile(r"b(\d{1,9})")
+_VERSION: Final = re.compile(r"v\d{1,4}(\.\d{1,6}){1,3}")
+_SHA256: Final = re.compile(r"sha256:([0-9a-f]{64})")
+
+
 @dataclass(frozen=True, slots=True)
-class AssetName:
+class Asset:
     """A file of a release for Linux (`ubuntu`) or macOS."""
 
+    name: str
+    url: str
+    size_bytes: int
+    sha256: str | None  # in hex; None if the API lacks it, as for releases before June 2025
     tag: str
     system: str
     processor: str
@@ -61,7 +70,7 @@ class AssetName:
         return tuple(int(part) for part in self.version.split(".") if part.isdecimal())
 
 
-def parse(name: str) -> AssetName | None:
+def parse(name: str, url: str = "", size_bytes: int = 0, sha256: str | None = None) -> Asset | None:
     """Parse the name of a file; None for files of other kinds and for other systems."""
     found = _NAME.fullmatch(name)
     if found is None:
@@ -69,31 +78,17 @@ def parse(name: str) -> AssetName | None:
     tag, system, variant, version, processor = found.group(
         "tag", "system", "variant", "version", "processor"
     )
-    is_metal = (system, processor) == ("macos", "arm64")
-    plain = "metal" if is_metal else "cpu"
-    return AssetName(
-        tag, system, processor, variant or plain, version or "", bool(found["runtime"])
-    )
-
-
-_TAG: Final = re.compile(r"b(\d{1,9})")
-_VERSION: Final = re.compile(r"v\d{1,4}(\.\d{1,6}){1,3}")
-_SHA256: Final = re.compile(r"sha256:([0-9a-f]{64})")
-
-
-@dataclass(frozen=True, slots=True)
-class Asset:
-    name: str
-    url: str
-    size_bytes: int
-    sha256: str | None  # in hex; None if the API lacks it, as for releases before June 2025
-    parsed: AssetName | None  # the parts of its name; None unless it is a build for Linux or macOS
+    variant = variant or ("metal" if (system, processor) == ("macos", "arm64") else "cpu")
+    is_runtime = bool(found["runtime"])
+    place = (tag, system, processor)
+    return Asset(name, url, size_bytes, sha256, *place, variant, version or "", is_runtime)
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
     tag: str
-    assets: tuple[Asset, ...]
+    assets: tuple[Asset, ...]  # those for Linux and macOS
+    pointer: str | None = None  # the URL of the file that names the build of a version
 
     @property
     def build(self) -> int | None:
@@ -115,18 +110,13 @@ def read_release(found: Mapping[str, Any]) -> Release:
     """
     if not is_tag(found["tag_name"]):
         raise ValueError(f"no release has the tag {found['tag_name']!r}")
-    return Release(found["tag_name"], tuple(_asset(asset) for asset in found["assets"]))
-
-
-def _asset(found: Mapping[str, Any]) -> Asset:
-    digest = _SHA256.fullmatch(found.get("digest") or "")
-    return Asset(
-        name=str(found["name"]),
-        url=str(found["browser_download_url"]),
-        size_bytes=int(found["size"]),
-        sha256=digest[1] if digest else None,
-        parsed=parse(str(found["name"])),
-    )
+    pointer, assets = None, []
+    for asset in found["assets"]:
+        name, url = str(asset["name"]), str(asset["browser_download_url"])
+        digest = _SHA256.fullmatch(asset.get("digest") or "")
+        assets.append(parse(name, url, int(asset["size"]), digest and digest[1]))
+        pointer = url if name == _POINTER else pointer
+    return Release(found["tag_name"], tuple(filter(None, assets)), pointer)
 
 
 _GITHUB: Final = "api.github.com"
@@ -188,11 +178,7 @@ class ReleaseApi:
             if not (isinstance(release, Mapping) and release.get("draft"))
         ]
         yield from sorted(
-            (
-                release
-                for release in found
-                if release.build and any(asset.parsed for asset in release.assets)
-            ),
+            (release for release in found if release.build and release.assets),
             key=lambda release: -(release.build or 0),
         )
         raise EngineMissing(f"{self._host} lists no build of llama.cpp", hint=_MIRROR)
@@ -202,13 +188,12 @@ class ReleaseApi:
         return self._read(self._json(content, dict))
 
     def _build_of(self, version: Release) -> str:
-        pointer = next((asset for asset in version.assets if asset.name == _POINTER), None)
-        if pointer is None:
+        if version.pointer is None:
             raise EngineMissing(
                 f"llama.cpp {version.tag} does not say which build it is",
                 hint="name a build such as b11434, or newest",
             )
-        content = self._get(pointer.url, _POINTER_MAX_BYTES)
+        content = self._get(version.pointer, _POINTER_MAX_BYTES)
         tag = content.decode("ascii", "replace").strip()
         if not is_tag(tag) or tag.startswith("v"):
             raise self._strange(f"{_POINTER} of {version.tag} names no build")

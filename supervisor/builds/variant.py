@@ -9,19 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from supervisor.builds.releases import Asset, AssetName, Release
+from supervisor.builds.releases import Asset, Release
 from supervisor.errors import EngineMissing
 from supervisor.system import energy
 from supervisor.system.energy import Library
 
 _SYSTEMS: Final = {"Linux": "ubuntu", "Darwin": "macos"}
-_PROCESSORS: Final = {
-    "x86_64": "x64",
-    "amd64": "x64",
-    "aarch64": "arm64",
-    "arm64": "arm64",
-    "s390x": "s390x",
-}
+_PROCESSORS: Final = {"x86_64": "x64", "aarch64": "arm64", "arm64": "arm64", "s390x": "s390x"}
 _VERSION_MAX_BYTES: Final = 80  # Source: nvml.h, NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE
 
 
@@ -40,7 +34,7 @@ class Target:
 def this_machine(render_nodes: Path = Path("/dev/dri")) -> Target:
     """Describe this machine; `render_nodes` has GPUs. Raises EngineMissing without a release."""
     system = _SYSTEMS.get(platform.system())
-    processor = _PROCESSORS.get(platform.machine().lower())
+    processor = _PROCESSORS.get(platform.machine().lower().replace("amd64", "x86_64"))
     if not system or not processor:
         raise EngineMissing(
             f"llama.cpp releases no build for {platform.system()} on {platform.machine()}",
@@ -69,7 +63,6 @@ def nvidia_driver(library: Library) -> int | None:
 
 
 Variant = Literal["cpu", "vulkan", "cuda", "rocm", "metal"]
-_File = tuple[AssetName, Asset]
 
 # The oldest driver for each major version of CUDA. Source: NVIDIA, CUDA Compatibility, "Minor
 # Version Compatibility": 525 for CUDA 12, 580 for CUDA 13.
@@ -81,12 +74,15 @@ class Choice:
     """The files to install, the engine's first, and the reason for the choice."""
 
     assets: tuple[Asset, ...]
-    named: AssetName
     reason: str
 
     @property
+    def engine(self) -> Asset:
+        return self.assets[0]
+
+    @property
     def name(self) -> str:
-        return f"{self.named.tag}-{self.named.full_variant}"
+        return f"{self.engine.tag}-{self.engine.full_variant}"
 
     @property
     def size_bytes(self) -> int:
@@ -100,20 +96,11 @@ def choose(release: Release, target: Target, variant: str | None) -> Choice:
     Raises EngineMissing if the release has no such build for it.
     """
     place = (target.system, target.processor)
-    there = [
-        (asset.parsed, asset)
-        for asset in release.assets
-        if asset.parsed and (asset.parsed.system, asset.parsed.processor) == place
-    ]
+    there = [asset for asset in release.assets if (asset.system, asset.processor) == place]
     for wanted, reason in [(variant, "as you said")] if variant else _suitable_variants(target):
-        if found := _newest_file(there, wanted, target):
-            named = found[0]
-            runtimes = (
-                asset
-                for name, asset in there
-                if name.is_runtime and name.full_variant == named.full_variant
-            )
-            return Choice((found[1], *runtimes), named, reason)
+        if engine := _newest_file(there, wanted, target):
+            same = (asset for asset in there if asset.full_variant == engine.full_variant)
+            return Choice((engine, *(asset for asset in same if asset.is_runtime)), reason)
     raise _no_variant_error(release, there, target, variant)
 
 
@@ -129,15 +116,15 @@ def _suitable_variants(target: Target) -> Iterator[tuple[str, str]]:
     yield "vulkan", "because there is no build for the CPU alone, and this computes on it too"
 
 
-def _newest_file(there: list[_File], variant: str, target: Target) -> _File | None:
+def _newest_file(there: list[Asset], variant: str, target: Target) -> Asset | None:
     found = [
-        (name, asset)
-        for name, asset in there
-        if name.variant == variant
-        and not name.is_runtime
-        and (variant != "cuda" or _runs(name.release, target))
+        asset
+        for asset in there
+        if asset.variant == variant
+        and not asset.is_runtime
+        and (variant != "cuda" or _runs(asset.release, target))
     ]
-    return max(found, key=lambda pair: pair[0].release, default=None)
+    return max(found, key=lambda asset: asset.release, default=None)
 
 
 def _runs(version: tuple[int, ...], target: Target) -> bool:
@@ -147,9 +134,9 @@ def _runs(version: tuple[int, ...], target: Target) -> bool:
 
 
 def _no_variant_error(
-    release: Release, there: list[_File], target: Target, variant: str | None
+    release: Release, there: list[Asset], target: Target, variant: str | None
 ) -> EngineMissing:
-    names = sorted({name.full_variant for name, _ in there})
+    names = sorted({asset.full_variant for asset in there})
     what = f"{variant} build" if variant else "build"
     driver = " that its driver supports" if variant == "cuda" and target.nvidia_driver else ""
     has = f"; it has {', '.join(names)}" if names else ""

@@ -293,7 +293,7 @@ def _install(
             build, engine = install_release(
                 choice, where.engines, HttpClient(client), releases.downloads, show
             )
-    variant = choice.named.variant
+    variant = choice.engine.variant
     if variant == "cpu" or engine.devices:
         return build, True, ()
     note = (

@@ -185,31 +185,20 @@ _TOKENS_MAX: Final = 2**31 - 1
 LAYERS_MAX: Final = 1024
 
 # By key, without the prefix of the architecture.
+_PER_LAYER: Final = (
+    "block_count attention.sliding_window_pattern attention.recurrent_layers "
+    "full_attention_interval nextn_predict_layers"
+)
 LIMITS: Final[Mapping[str, int]] = MappingProxyType(
-    {
-        "block_count": LAYERS_MAX,
-        "context_length": _TOKENS_MAX,
-        "embedding_length": 1 << 20,
-        "vocab_size": 1 << 24,
-        "feed_forward_length": 1 << 24,
-        "expert_feed_forward_length": 1 << 24,
-        "expert_count": 1 << 16,
-        "expert_used_count": 1 << 12,
-        "attention.head_count": 1 << 14,
-        "attention.head_count_kv": 1 << 14,
-        "attention.key_length": 1 << 16,
-        "attention.value_length": 1 << 16,
-        "attention.sliding_window": _TOKENS_MAX,
-        "attention.sliding_window_pattern": LAYERS_MAX,
-        "attention.recurrent_layers": LAYERS_MAX,
-        "full_attention_interval": LAYERS_MAX,
-        "nextn_predict_layers": LAYERS_MAX,
-        "shortconv.l_cache": 1 << 10,
-        "ssm.inner_size": 1 << 22,
-        "ssm.state_size": 1 << 16,
-        "ssm.conv_kernel": 1 << 10,
-        "ssm.group_count": 1 << 12,
-    }
+    dict.fromkeys(_PER_LAYER.split(), LAYERS_MAX)
+    | dict.fromkeys(("context_length", "attention.sliding_window"), _TOKENS_MAX)
+    | dict.fromkeys(("shortconv.l_cache", "ssm.conv_kernel"), 1 << 10)
+    | dict.fromkeys(("expert_used_count", "ssm.group_count"), 1 << 12)
+    | dict.fromkeys(("attention.head_count", "attention.head_count_kv"), 1 << 14)
+    | dict.fromkeys(("attention.key_length", "attention.value_length"), 1 << 16)
+    | dict.fromkeys(("expert_count", "ssm.state_size"), 1 << 16)
+    | {"embedding_length": 1 << 20, "ssm.inner_size": 1 << 22, "vocab_size": 1 << 24}
+    | dict.fromkeys(("feed_forward_length", "expert_feed_forward_length"), 1 << 24)
 )
 _GENERAL: Final[Mapping[str, int]] = MappingProxyType(
     {"general.file_type": 1 << 16, "split.no": 99_999, "split.count": 99_999}
@@ -219,14 +208,10 @@ _BRIEF: Final = 40
 _BOOLEANS: Final = frozenset({"attention.sliding_window_pattern", "attention.recurrent_layers"})
 
 
-def hyperparameter_problem(
+def hyperparameter_problems(
     metadata: Mapping[str, object], lengths: Mapping[str, int]
-) -> str | None:
-    """Return the first problem with the hyperparameters of a file, or None."""
-    return next(_problems(metadata, lengths), None)
-
-
-def _problems(metadata: Mapping[str, object], lengths: Mapping[str, int]) -> Iterator[str]:
+) -> Iterator[str]:
+    """Yield the problems with the hyperparameters of a file."""
     architecture = metadata.get("general.architecture")
     own = f"{architecture if isinstance(architecture, str) else ''}."
     limits = {**_GENERAL, **{own + key: limit for key, limit in LIMITS.items()}}
@@ -324,7 +309,7 @@ def read(file: BinaryIO, name: str, strings_of: str = "") -> Header:
         raise ModelInvalid(
             f"{name} is truncated or damaged: {error}", hint="download the file again"
         ) from error
-    if problem := hyperparameter_problem(found.metadata, found.lengths):
+    if problem := next(hyperparameter_problems(found.metadata, found.lengths), None):
         raise ModelInvalid(
             f"{name} is not a valid model: {problem}", hint="download the file again"
         )

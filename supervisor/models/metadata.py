@@ -16,25 +16,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO, Final, Literal
+from typing import Any, BinaryIO, Final
 
 from supervisor.errors import ModelInvalid
 from supervisor.models import gguf, tensors
+from supervisor.models.file_names import FileKind
 from supervisor.models.gguf import Header, Tensor
 from supervisor.models.tensors import MatrixBytes
 from supervisor.system import files
 from supervisor.system.files import NotRegular, open_regular, stat_regular
 
-Kind = Literal["model", "projector", "draft", "adapter", "imatrix"]
-
-_KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
+_KINDS: Final[Mapping[str, FileKind]] = MappingProxyType(
     {"adapter": "adapter", "mmproj": "projector", "clip-vision": "projector", "imatrix": "imatrix"}
 )
 _ENCODER: Final = "clip"
 _ENCODER_TENSORS: Final = ("v.", "mm.", "a.")
 
 
-def file_kind(header: Header, *, drafts: bool) -> Kind:
+def file_kind(header: Header, *, drafts: bool) -> FileKind:
     """Return the kind of a file; `drafts` means that it has draft heads for another model."""
     if found := _KINDS.get(header.text("general.type")):
         return found
@@ -104,7 +103,7 @@ class Gguf:
     is_causal: bool  # whether a token sees only earlier tokens, so that the model generates text
     pooling: str | None  # `none`, `mean`, `cls`, `last` or `rank`; None if the file names none
     fingerprint: str  # hash of the header, the size and samples of the weights
-    kind: Kind = "model"
+    kind: FileKind = "model"
     projection_width: int = 0  # for a projector: width of the model that it makes tokens for
     holds_encoder: bool = False  # has a picture encoder in the same file, which llama.cpp refuses
 
@@ -153,22 +152,17 @@ def _shards(path: Path) -> tuple[Path, ...]:
 def _check_exists(path: Path) -> Path:
     try:
         stat_regular(path)
-    except FileNotFoundError as error:
-        raise ModelInvalid(
-            f"model file {path} not found", hint="corral model list shows the available models"
-        ) from error
-    except NotRegular as error:
-        raise _not_regular_error(path, error) from error
     except OSError as error:
         raise _unreadable_model(path, error) from error
     return path
 
 
-def _not_regular_error(path: Path, error: NotRegular) -> ModelInvalid:
-    return ModelInvalid(f"{path} {error.strerror}", hint="give the path of a .gguf file")
-
-
 def _unreadable_model(path: Path, error: OSError) -> ModelInvalid:
+    if isinstance(error, FileNotFoundError):
+        hint = "corral model list shows the available models"
+        return ModelInvalid(f"model file {path} not found", hint=hint)
+    if isinstance(error, NotRegular):
+        return ModelInvalid(f"{path} {error.strerror}", hint="give the path of a .gguf file")
     return ModelInvalid(
         f"{path} cannot be read: {error.strerror}", hint="check its path and permissions"
     )
@@ -189,8 +183,6 @@ def _read(shards: Sequence[Path]) -> Gguf:
                 found = gguf.read(file, str(path))
                 _check_size(path, found, os.fstat(file.fileno()).st_size)
                 _sample(file, found.data_at, digest)
-        except NotRegular as error:
-            raise _not_regular_error(path, error) from error
         except OSError as error:
             raise _unreadable_model(path, error) from error
         headers.append(found)

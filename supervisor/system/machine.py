@@ -27,12 +27,7 @@ _NAME_MAX: Final = 80
 @functools.cache
 def cpu_name() -> str:
     """Return the processor's name as Linux reports it, or its architecture."""
-    try:
-        lines = _CPUINFO.read_text("utf-8", "replace").splitlines()
-    except OSError:
-        lines = []
-    named = (line.partition(":")[2] for line in lines if line.startswith("model name"))
-    name = " ".join(next(named, "").split())
+    name = " ".join(_field(_CPUINFO, "model name").split())
     return (name or platform.machine() or "unknown processor")[:_NAME_MAX]
 
 
@@ -188,10 +183,13 @@ def allowed_cpus() -> frozenset[int]:
 @cache
 def cpu_flags() -> frozenset[str]:
     """Return the CPU's features, such as `avx2`; empty if unknown."""
-    for line in kernel_text(_CPUINFO).splitlines():
-        if line.startswith("flags"):
-            return frozenset(line.partition(":")[2].split())
-    return frozenset()
+    return frozenset(_field(_CPUINFO, "flags").split())
+
+
+def _field(file: Path, name: str) -> str:
+    """Return the text after the first line's `name:` in a file of /proc; empty without one."""
+    lines = (line for line in kernel_text(file).splitlines() if line.startswith(name))
+    return next(lines, "").partition(":")[2].strip()
 
 
 def _may_renice() -> bool:
@@ -202,7 +200,4 @@ def _may_renice() -> bool:
 
 
 def _has_capability(bit: int) -> bool:
-    for line in kernel_text(_STATUS).splitlines():
-        if line.startswith("CapEff:"):
-            return bool(int(line.split()[1], 16) >> bit & 1)
-    return False
+    return bool(int(_field(_STATUS, "CapEff") or "0", 16) >> bit & 1)

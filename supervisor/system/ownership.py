@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -58,12 +57,8 @@ def has_group(name: str) -> bool:
 _ROOT = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
-    what: str
-    uid: int
-    gid: int
-    mode: int
+# A file or directory as a clause names it, its owner, its group, and its mode.
+Access = tuple[str, int, int, int]
 
 
 def first_doubt(places: tuple[Access, ...], uid: int, private_gid: int | None) -> str | None:
@@ -76,12 +71,13 @@ def first_doubt(places: tuple[Access, ...], uid: int, private_gid: int | None) -
 
 
 def _doubts(place: Access, uid: int, private_gid: int | None) -> Iterator[str]:
-    if place.uid not in {uid, _ROOT}:
-        yield f"{place.what} belongs to another user (uid {place.uid})"
-    if place.mode & stat.S_IWOTH:
-        yield f"everybody can write {place.what} (mode {place.mode:o})"
-    if place.mode & stat.S_IWGRP and place.gid != private_gid:
-        yield f"a group can write {place.what} (gid {place.gid}, mode {place.mode:o})"
+    what, owner, gid, mode = place
+    if owner not in {uid, _ROOT}:
+        yield f"{what} belongs to another user (uid {owner})"
+    if mode & stat.S_IWOTH:
+        yield f"everybody can write {what} (mode {mode:o})"
+    if mode & stat.S_IWGRP and gid != private_gid:
+        yield f"a group can write {what} (gid {gid}, mode {mode:o})"
 
 
 def read_access(path: Path) -> tuple[Access, ...]:
@@ -96,7 +92,7 @@ def read_access(path: Path) -> tuple[Access, ...]:
 
 def _access(path: Path, what: str) -> Access:
     found = path.stat()
-    return Access(what, found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode))
+    return what, found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)
 
 
 def this_user() -> tuple[int, int | None]:

@@ -14,7 +14,7 @@ CHAT = '[models.chat]\npath = "chat.gguf"\n'
 
 
 def access(uid: int = 1000, mode: int = 0o644, gid: int = 1000) -> Access:
-    return Access("it", uid, gid, mode)
+    return "it", uid, gid, mode
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,8 @@ def test_a_file_that_others_can_write_is_not_trusted(place: Access, reason: str 
 
 
 def test_root_has_no_private_group_and_trusts_only_itself() -> None:
-    assert first_doubt((Access("it", 0, 0, 0o664),), 0, None)
-    assert first_doubt((Access("it", 1000, 1000, 0o644),), 0, None)
+    assert first_doubt((("it", 0, 0, 0o664),), 0, None)
+    assert first_doubt((("it", 1000, 1000, 0o644),), 0, None)
 
 
 @pytest.fixture
