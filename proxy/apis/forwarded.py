@@ -44,7 +44,7 @@ from proxy.forward.response import ClientResponse, StreamTransform
 from proxy.http.api_formats import ApiFormat
 from proxy.http.body import Share
 from proxy.http.middleware import ACCESS_RECORD, PATH_ID, Routes, json_response
-from proxy.observe.record import CLIENT_GONE, InFlightRequest, OpenRequest
+from proxy.observe.record import CLIENT_GONE, InFlightRequest
 from proxy.request.engine_members import engine_members
 from proxy.request.models import ModelInfo, ModelNames, PromptWarmer, client_models, client_names
 from proxy.request.request import (
@@ -161,10 +161,8 @@ class ForwardedEndpoints(Feature):
             shares = self._core.settings.share_caches == "all"
             answer.record.hides_others = shares and visible_client(request) is not None
             body = self._core.bodies.share(client)
-            in_flight = InFlightRequest(
-                self._core.server_state.in_flight, OpenRequest(answer.record, client, request.path)
-            )
-            with in_flight, self._core.metrics.counting(answer.record), body as share:
+            in_flight = self._core.server_state.in_flight
+            with InFlightRequest(in_flight, answer.record, is_listed=True), body as share:
                 await serve(request, answer, share, client_names(self._loader, request))
         except ConnectionError:  # the client left; an instance's error is an UpstreamFailed
             answer.record.status = CLIENT_GONE

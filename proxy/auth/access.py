@@ -122,7 +122,6 @@ def check_admin(request: web.BaseRequest) -> Key:
 
 _PORT: Final = r"(?::\d{1,5})?"
 _LOCAL: Final = rf"(?:localhost|127\.0\.0\.1|\[::1\]){_PORT}"
-_LOCAL_HOST: Final = re.compile(_LOCAL, re.IGNORECASE)
 # Tauri, Electron and VS Code use these for their own pages.
 _LOCAL_ORIGIN: Final = (
     rf"https?://(?:{_LOCAL}|tauri\.localhost)|tauri://localhost"
@@ -154,7 +153,7 @@ class OriginPolicy:
         if request.version.major < 1:
             raise BadRequest("HTTP/0.9 is not supported; use HTTP/1.1")
         host = request.headers.get("Host", "")
-        if host and not self._is_allowed(host):
+        if host and not (self._hosts.fullmatch(host) or self._is_address(host)):
             raise Forbidden(
                 f"Host {quote(host)} is not allowed; "
                 "use localhost or add it to allowed_hosts under [proxy]"
@@ -162,7 +161,8 @@ class OriginPolicy:
         origin = request.headers.get("Origin")
         if origin is not None and not (self._origins.fullmatch(origin) or _is_own(origin, host)):
             raise Forbidden(f"Origin {quote(origin)} is not allowed{_how_to_allow(origin)}")
-        if origin is None and "cross-site" in _sites(request):
+        is_marked = origin is None and "Sec-Fetch-Site" in request.headers
+        if is_marked and "cross-site" in _sites(request):
             raise Forbidden(
                 "cross-site requests without an Origin are not allowed; enter the address by hand, "
                 "or use fetch() and add the page's origin to allowed_origins under [proxy]"
@@ -178,10 +178,8 @@ class OriginPolicy:
             "Vary": "Origin",
         }
 
-    def _is_allowed(self, host: str) -> bool:
-        if _LOCAL_HOST.fullmatch(host) or self._hosts.fullmatch(host):
-            return True
-        # DNS rebinding needs a name, not an IP address.
+    def _is_address(self, host: str) -> bool:
+        """Return whether it is an address that may be used; DNS rebinding needs a name."""
         if self._is_loopback:
             return False
         try:
@@ -202,10 +200,6 @@ def is_same_origin(request: web.BaseRequest) -> bool:
     if origin := request.headers.get("Origin"):
         return _is_own(origin, request.headers.get("Host", ""))
     return request.method in {"GET", "HEAD"}
-
-
-def is_preflight(request: web.BaseRequest) -> bool:
-    return request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers
 
 
 def preflight_response(request: web.BaseRequest) -> web.Response:
@@ -236,7 +230,10 @@ def machine_names(hostname: str) -> tuple[str, ...]:
 
 
 def hosts_of(named: tuple[str, ...]) -> re.Pattern[str]:
-    """Return a pattern for these hosts; without a port, any port matches. Raises ConfigError."""
+    """Return a pattern for the local hosts and these; without a port, any port matches.
+
+    Raises ConfigError.
+    """
     for host in named:
         if not _HOST.fullmatch(host):
             raise ConfigError(
@@ -244,10 +241,8 @@ def hosts_of(named: tuple[str, ...]) -> re.Pattern[str]:
                 'use a name of this machine, such as "corral.lan"',
             )
     ports = ("" if re.search(r":\d+$", host) else _PORT for host in named)
-    return re.compile(
-        "|".join(re.escape(host) + port for host, port in zip(named, ports, strict=True)),
-        re.IGNORECASE,
-    )
+    patterns = (re.escape(host) + port for host, port in zip(named, ports, strict=True))
+    return re.compile("|".join((_LOCAL, *patterns)), re.IGNORECASE)
 
 
 def origins_of(named: tuple[str, ...]) -> re.Pattern[str]:

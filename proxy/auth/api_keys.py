@@ -52,7 +52,11 @@ LIVE: Final = "/health/live"
 # These paths need no key.
 OPEN_PATHS: Final = frozenset({"/health", "/v1/health", LIVE})
 _BEARER: Final = re.compile(r"bearer +(\S+) *", re.IGNORECASE)
+_BEARERS: Final = "Authorization"
+_API_KEYS: Final = "X-Api-Key"
 _RECHECK_S: Final = 1.0
+# Each key in few ways of writing its header.
+_KNOWN_MAX: Final = 1024
 
 
 class ApiKeys:
@@ -75,15 +79,14 @@ class ApiKeys:
         self._own_keys = (own_key,) if own_key else ()
         self._emit = emit
         self._clock = clock
+        self.are_needed = bool(own_key or path)
         self._keys: tuple[Key, ...] = ()
         self._version: FileVersion | None = None
+        # Keys of the file or our own by the headers that clients send with them.
+        self._known: dict[tuple[tuple[str, ...], ...], Key] = {}
         if path is not None:
             self._read(path)
         self._checked_at_s = clock()
-
-    @property
-    def are_needed(self) -> bool:
-        return bool(self._own_keys) or self._path is not None
 
     def find_key(self, name: str) -> Key | None:
         """Return the key of this name; None if it does not exist or was removed."""
@@ -96,25 +99,31 @@ class ApiKeys:
         """Return the key of a request; None if no keys are configured. Raises Unauthorized."""
         if not self.are_needed:
             return None
-        key = self.with_text(_key_of_request(request))
+        keys, headers = self._current(), request.headers
+        given = tuple(headers.getall(_BEARERS, ())), tuple(headers.getall(_API_KEYS, ()))
+        if known := self._known.get(given):
+            return known
+        key = find(_key_of_headers(*given), keys)
         if key is None:
             raise Unauthorized("unknown API key; check it against `corral key list`")
+        if len(self._known) >= _KNOWN_MAX:
+            self._known.clear()
+        self._known[given] = key
         return key
 
     def _current(self) -> tuple[Key, ...]:
-        if self._path is not None:
+        now_s = self._clock()
+        if self._path is not None and now_s - self._checked_at_s >= _RECHECK_S:
+            self._checked_at_s = now_s
             self._reload_if_changed(self._path)
         return (*self._own_keys, *self._keys)
 
     def _read(self, path: Path) -> None:
         self._keys, self._version = read_keys(path)
+        self._known.clear()
         self.limited = {key.name: key for key in self._keys if key.limits_tokens}
 
     def _reload_if_changed(self, path: Path) -> None:
-        now_s = self._clock()
-        if now_s - self._checked_at_s < _RECHECK_S:
-            return
-        self._checked_at_s = now_s
         version = file_version(path)
         if version == self._version:
             return
@@ -141,9 +150,9 @@ def visible_client(request: web.BaseRequest) -> str | None:
     return None if key is None or key.admin else key.name
 
 
-def _key_of_request(request: web.BaseRequest) -> str:
-    given = {key.strip() for key in request.headers.getall("X-Api-Key", ())}
-    for field in request.headers.getall("Authorization", ()):
+def _key_of_headers(authorizations: Iterable[str], api_keys: Iterable[str]) -> str:
+    given = {key.strip() for key in api_keys}
+    for field in authorizations:
         bearer = _BEARER.fullmatch(field)
         if bearer is None:
             raise Unauthorized("invalid Authorization header; send Authorization: Bearer KEY")
@@ -385,9 +394,6 @@ class Admission:
         self.keys = keys  # The requests of its `limited` keys must reserve tokens.
         self._clock = clock
         self._rate = RateLimiter(clock)
-
-    def headers(self, key: Key) -> Mapping[str, str]:
-        return self.tokens.headers(key) if key.name in self.keys.limited else {}
 
     def request(self, key: Key, *, has_parts: bool = False) -> AbstractContextManager[None]:
         """Count a request during the block; if it has parts, only they count as in flight.

@@ -23,7 +23,7 @@ from proxy.batches.records import COMPLETION_WINDOW, Batch, batch_object, limit_
 from proxy.batches.runner import Places, Runner, places_of
 from proxy.endpoints.feature import Core, Feature
 from proxy.errors import BadRequest
-from proxy.http.body import Bodies, check_complexity, members_of, read_body
+from proxy.http.body import Bodies, read_members
 from proxy.http.middleware import PATH_ID, Routes, json_response
 from proxy.request.request import client_of
 from proxy.settings import JobSettings
@@ -94,9 +94,7 @@ class BatchesEndpoint:
 
     async def create(self, request: web.BaseRequest) -> web.Response:
         with self._bodies.share(client_of(request)) as share:
-            body = await read_body(request, share)
-            await check_complexity(body, share)
-            new = new_batch(members_of(body))
+            new = new_batch(await read_members(request, share))
         owner, now, most = owner_of(request[KEY]), self._tools.now(), self._tools.settings.max_jobs
         batch = await self._tools.database.run(
             rows.create_batch, owner, *new, now=now, max_jobs=most

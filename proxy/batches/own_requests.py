@@ -157,8 +157,8 @@ class OwnRequests:
         core = self._core
         failure: ProxyError | None = None
         try:
-            in_flight = InFlightRequest(core.server_state.in_flight)
-            with in_flight, core.metrics.counting(record), core.bodies.share(client) as share:
+            in_flight = InFlightRequest(core.server_state.in_flight, record)
+            with in_flight, core.bodies.share(client) as share:
                 await send(share)
         except ProxyError as error:
             failure = error

@@ -65,7 +65,7 @@ from proxy.errors import (
     Unauthorized,
     UnknownModel,
 )
-from proxy.http.body import Bodies, check_complexity, members_of, read_body
+from proxy.http.body import read_members
 from proxy.http.middleware import PATH_ID, Handler, Routes, json_response
 from proxy.request.models import client_models
 from proxy.request.request import client_of
@@ -189,21 +189,6 @@ def _answer(request: web.BaseRequest, file: StaticFile | None) -> web.Response:
 _MAX_BYTES: Final = 4096
 
 
-async def read_members(request: web.BaseRequest, bodies: Bodies) -> dict[str, Any]:
-    """Read a JSON object of at most 4 KiB.
-
-    Raises:
-        BadRequest: It is larger, has no Content-Length, or is no JSON object.
-        ProxyError: See `read_body`.
-    """
-    if request.content_length is None or request.content_length > _MAX_BYTES:
-        raise BadRequest(f"the body needs a Content-Length of at most {_MAX_BYTES} bytes")
-    with bodies.share(client_of(request)) as share:
-        body = await read_body(request, share)
-        await check_complexity(body, share)
-        return members_of(body)
-
-
 _LINES: Final = 500
 
 
@@ -292,10 +277,14 @@ class SessionEndpoint(Feature):
             Unauthorized: The API key is unknown.
             Forbidden: The key is not an admin's, or another page asks.
             TooManyRequests: Too many wrong keys or tokens came from the address.
+            BadRequest: The body is larger than 4 KiB, or has no Content-Length.
             ProxyError: See `read_members` and `check_same_origin`.
         """
         check_same_origin(request)
-        members = await read_members(request, self._bodies)
+        if request.content_length is None or request.content_length > _MAX_BYTES:
+            raise BadRequest(f"the body needs a Content-Length of at most {_MAX_BYTES} bytes")
+        with self._bodies.share(client_of(request)) as share:
+            members = await read_members(request, share)
         try:
             id_and_token = self._open_session(members, session_id_of(request))
         except Unauthorized:

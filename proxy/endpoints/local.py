@@ -247,7 +247,11 @@ class LocalEndpoints(Feature):
     async def scrape(self, request: web.BaseRequest) -> web.Response:
         accept = ",".join(request.headers.getall("Accept", ()))
         body, content_type = await self._core.metrics.render(
-            accept, self._model_infos(request), self._router, visible_client(request)
+            accept,
+            self._model_infos(request),
+            self._router,
+            self._core.server_state.in_flight,
+            visible_client(request),
         )
         return web.Response(body=body, headers={"Content-Type": content_type})
 

@@ -33,7 +33,7 @@ from proxy.observe.metrics import (
     merge_families,
     passes_of,
 )
-from proxy.observe.record import AccessRecord, Emit
+from proxy.observe.record import Emit, InFlight, InFlightRequest
 from proxy.request.models import ModelInfo
 from proxy.router.lease import InstanceStats
 from proxy.router.queue import QueueStats
@@ -76,30 +76,22 @@ _BY_OPERATION: Final[Mapping[str, tuple[str, Callable[[OperationCounts], float]]
 
 def cache_metrics(router: Router) -> Iterator[Metric]:
     """Yield the counters of caches and slot files since the start."""
+    uses, storage = router.cache_use.models, router.storage.counts
     for name, (text, of_tier) in _BY_TIER.items():
-        family = CounterMetricFamily(f"corral_{name}", text, labels=("model", "tier"))
-        for model, tiers in router.cache_use.models.items():
-            for tier, use in tiers.items():
-                family.add_metric((model, tier), of_tier(use))
-        yield family
+        by_tier: _Values = {
+            (model, tier): of_tier(use[tier]) for model, use in uses.items() for tier in use
+        }
+        yield _counter(name, ("model", "tier"), text, by_tier)
     for name, (text, of_operation) in _BY_OPERATION.items():
-        family = CounterMetricFamily(f"corral_{name}", text, labels=("model", "operation"))
-        for model, counts in router.storage.counts.items():
-            for operation, done in counts.items():
-                family.add_metric((model, operation), of_operation(done))
-        yield family
-    yield _skipped_saves_metric(router)
-
-
-def _skipped_saves_metric(router: Router) -> Metric:
-    family = CounterMetricFamily(
-        "corral_slot_file_saves_skipped",
-        "Saves of conversations that were skipped, by the reason.",
-        labels=("model", "reason"),
-    )
-    for (model, reason), count in router.saves_skipped.items():
-        family.add_metric((model, reason), count)
-    return family
+        done: _Values = {
+            (model, operation): of_operation(counts[operation])
+            for model, counts in storage.items()
+            for operation in counts
+        }
+        yield _counter(name, ("model", "operation"), text, done)
+    text = "Saves of conversations that were skipped, by the reason."
+    skipped: _Values = dict(router.saves_skipped.items())
+    yield _counter("slot_file_saves_skipped", ("model", "reason"), text, skipped)
 
 
 _PREFIX: Final = "corral_"
@@ -131,20 +123,6 @@ _OF_INSTANCE: Final[Mapping[str, tuple[str, Callable[[InstanceStats, SlotTotals]
 }
 
 
-class Counting:
-    """Counts a request in flight. A generator in place of this class costs three times as much."""
-
-    def __init__(self, in_flight: set[AccessRecord], record: AccessRecord) -> None:
-        self._in_flight = in_flight
-        self._record = record
-
-    def __enter__(self) -> None:
-        self._in_flight.add(self._record)
-
-    def __exit__(self, *_: object) -> None:
-        self._in_flight.discard(self._record)
-
-
 class Metrics:
     """Counts events and renders `/metrics`."""
 
@@ -156,7 +134,6 @@ class Metrics:
         self._counters = RequestCounters()
         self._scrape = Scrape(settings, clock)
         self._process = ProcessCollector(registry=None)
-        self._open: set[AccessRecord] = set()
         self._others: list[Callable[[], Iterable[Metric]]] = []
 
     def add(self, collect: Callable[[], Iterable[Metric]]) -> None:
@@ -173,15 +150,12 @@ class Metrics:
     def histograms(self, name: str) -> Collection[Histogram]:
         return self._counters.histograms[name].values()
 
-    def counting(self, record: AccessRecord) -> Counting:
-        """Count a request as in flight during a `with` block."""
-        return Counting(self._open, record)
-
     async def render(
         self,
         accept: str,
         model_infos: Sequence[ModelInfo],
         router: Router,
+        in_flight: InFlight[InFlightRequest],
         client: str | None = None,
     ) -> tuple[bytes, str]:
         """Return the body for these models, and its content type: plain text or OpenMetrics.
@@ -191,7 +165,7 @@ class Metrics:
         readings = await self._scrape.expose(_engines(router))
         encode, content_type = encoder(accept)
         models = {model_info.id for model_info in model_infos}
-        found = VisibleMetrics(self._collect(readings, router), models, client)
+        found = VisibleMetrics(self._collect(readings, router, in_flight), models, client)
         return encode(found), content_type
 
     async def passes(self, router: Router) -> Mapping[str, Passes]:
@@ -209,11 +183,13 @@ class Metrics:
                 await self._scrape.read(_engines(router))
         return self._scrape.values
 
-    def _collect(self, readings: Sequence[Scraped], router: Router) -> Iterator[Metric]:
+    def _collect(
+        self, readings: Sequence[Scraped], router: Router, in_flight: Iterable[InFlightRequest]
+    ) -> Iterator[Metric]:
         instances = router.instances()
         for instance in instances:
             self._counters.begin(instance.upstream.model, instance.upstream.name)
-        yield from self._requests(instances)
+        yield from self._requests(instances, in_flight)
         for name, (labels, text) in COUNTERS.items():
             yield _counter(name, labels, text, self._counters.counts[name])
         failures: _Values = {(task,): count for task, count in FAILURES.counts.items()}
@@ -231,12 +207,18 @@ class Metrics:
             yield from collect()
         yield from self._process.collect()
 
-    def _requests(self, instances: Iterable[InstanceStats]) -> Iterator[Metric]:
+    def _requests(
+        self, instances: Iterable[InstanceStats], requests: Iterable[InFlightRequest]
+    ) -> Iterator[Metric]:
         labels_of, counts = self._counters.labels_of, self._counters.counts
         upstreams = (instance.upstream for instance in instances)
         in_flight = Counter({labels_of(upstream.model, upstream.name): 0 for upstream in upstreams})
-        assigned = (record for record in self._open if record.instance)
-        in_flight.update(labels_of(record.model, record.instance) for record in assigned)
+        records = (request.record for request in requests)
+        in_flight.update(
+            labels_of(record.model, record.instance)
+            for record in records
+            if record and record.instance
+        )
         # By model alone, because a retry moves a request to another instance.
         accepted = Counter[tuple[str, ...]]()
         for counter in (in_flight, *(counts[end] for end in _ENDS)):

@@ -19,7 +19,7 @@ from proxy.cache.prompt import BLOCK_TOKENS, Prompt, read_prompt
 from proxy.common.headers import RESPONSE_HEADERS
 from proxy.endpoints.feature import Core, Feature
 from proxy.errors import BadRequest, Forbidden, TooManyRequests
-from proxy.http.body import Share, check_complexity, members_of, read_body
+from proxy.http.body import Share, check_complexity, members_of, read_body, read_members
 from proxy.http.middleware import ACCESS_RECORD, PATH_ID, Routes, json_response
 from proxy.observe.record import InFlightRequest
 from proxy.request.limits import check
@@ -145,9 +145,7 @@ class WarmEndpoint(Feature):
     async def _read(
         self, request: web.BaseRequest, pick: ResolvedModel, share: Share
     ) -> web.Response:
-        body = await read_body(request, share)
-        await check_complexity(body, share)
-        members = await share.run(len(body), lambda: members_of(body))
+        members = await read_members(request, share)
         if pick.variant:
             members = pick.variant.apply_to(members)
         if adapters := pick.model_info.adapters:

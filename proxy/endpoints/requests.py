@@ -28,13 +28,13 @@ from proxy.observe.past import (
     StoredRequest,
     past_query,
 )
-from proxy.observe.record import AccessRecord, InFlightRequest, OpenRequest, ServerState
+from proxy.observe.record import AccessRecord, InFlightRequest, ServerState
 from proxy.router.lease import InstanceStats, LeaseStats
 from proxy.router.router import Router
 
 
 def snapshot(
-    requests: Iterable[OpenRequest],
+    records: Iterable[AccessRecord],
     instances: Sequence[InstanceStats],
     positions: Mapping[tuple[str, str], int],
     now_s: float,
@@ -51,33 +51,32 @@ def snapshot(
             key = (lease.client, lease.request_id)
             leases[key].append(lease)
             names_of_instances.setdefault(key, instance.upstream.name)
-    oldest_first = sorted(requests, key=lambda request: request.began_at_s)
-    names = [(request.client, request.record.request_id) for request in oldest_first]
-    return [
-        _stats(request, names_of_instances.get(name), leases[name], positions.get(name), now_s)
-        for name, request in zip(names, oldest_first, strict=True)
-    ]
+    found = []
+    for record in sorted(records, key=lambda record: record.timeline.began_at_s):
+        name = record.client or "", record.request_id
+        holder = names_of_instances.get(name)
+        found.append(_stats(record, holder, leases[name], positions.get(name), now_s))
+    return found
 
 
 def _stats(
-    request: OpenRequest,
+    record: AccessRecord,
     instance: str | None,
     leases: Sequence[LeaseStats],
     position: int | None,
     now_s: float,
 ) -> RequestStats:
-    record = request.record
     return RequestStats(
         id=record.request_id,
-        client=request.client,
-        path=request.path,
+        client=record.client or "",
+        path=record.path or "",
         model=record.model,
         instance=instance,
         slot=leases[0].id_slot if leases else None,
         priority=record.priority,
         phase=_phase(record, leases, position),
         position=None if leases else position,
-        age_s=round(now_s - request.began_at_s, 3),
+        age_s=round(now_s - record.timeline.began_at_s, 3),
         prompt_tokens=sum(lease.prompt_total for lease in leases) or None,
         prompt_tokens_done=sum(lease.prompt_done for lease in leases),
         cached_tokens=sum(lease.cached for lease in leases),
@@ -119,8 +118,8 @@ class Requests:
     def stats(self, client: str | None = None) -> list[RequestStats]:
         """Return the requests in flight, oldest first; only those of `client` if given."""
         instances, positions = self._router.instances(), self._router.queues.positions()
-        requests = [what for _, what in self._in_flight(client)]
-        return snapshot(requests, instances, positions, time.monotonic())
+        records = [record for _, record in self._in_flight(client)]
+        return snapshot(records, instances, positions, time.monotonic())
 
     def models(self) -> set[str]:
         """Return the models with requests: of batches, and of clients, queued ones included."""
@@ -136,18 +135,19 @@ class Requests:
         """
         found = [
             request
-            for request, what in self._in_flight(client)
-            if what.record.request_id == request_id
+            for request, record in self._in_flight(client)
+            if record.request_id == request_id
         ]
         if not found:
             raise NotFound(f"no request in flight has the id {request_id}")
         for request in found:
             request.abort(RequestCancelled("the request was cancelled by an operator"))
 
-    def _in_flight(self, client: str | None) -> Iterator[tuple[InFlightRequest, OpenRequest]]:
+    def _in_flight(self, client: str | None) -> Iterator[tuple[InFlightRequest, AccessRecord]]:
         for request in self._server_state.in_flight:
-            if request.open_request and client in {None, request.open_request.client}:
-                yield request, request.open_request
+            record = request.record if request.is_listed else None
+            if record and client in {None, record.client}:
+                yield request, record
 
 
 _PATH: Final = "/corral/v1/requests"
@@ -204,34 +204,33 @@ class RequestsEndpoint(Feature):
         for running in self._requests.stats(client):
             if running.id == request_id:
                 return json_response({"state": _IN_FLIGHT, **asdict(running)})
-        query = HistoryQuery(limit=1, request_id=request_id, client=client)
-        for ended in await self._history.requests(query) if self._history else ():
-            return json_response({"state": _FINISHED, **self._visible_figures(ended, client)})
-        raise NotFound(f"no request has the id {request_id}")
+        ended = await self._past(request, f"no request has the id {request_id}")
+        return json_response({"state": _FINISHED, **self._visible_figures(ended, client)})
 
     async def explanation(self, request: web.BaseRequest) -> web.Response:
         """Explain a past request; raises like `show`."""
-        request_id, client = request[PATH_ID], visible_client(request)
-        query = HistoryQuery(limit=1, request_id=request_id, client=client)
-        for ended in await self._history.requests(query) if self._history else ():
-            fields = {**self._visible_figures(ended, client), "request": request_id}
-            return json_response(explain(fields).as_json())
-        raise NotFound(f"no request that has ended has the id {request_id}")
+        ended = self._visible_figures(await self._past(request), visible_client(request))
+        return json_response(explain({**ended, "request": request[PATH_ID]}).as_json())
 
     async def forget_conversation(self, request: web.BaseRequest) -> web.Response:
         """Delete the caches of a request's conversation; raises like `show`."""
-        request_id, client = request[PATH_ID], visible_client(request)
-        query = HistoryQuery(limit=1, request_id=request_id, client=client)
-        for ended in await self._history.requests(query) if self._history else ():
-            conversations = self._conversations
-            if found := await conversations.forget_of(ended) if conversations else None:
-                return json_response({"id": request_id, "forgotten": True, **asdict(found)})
-            raise NotFound(f"the conversation of {request_id} is not known any more")
-        raise NotFound(f"no request that has ended has the id {request_id}")
+        request_id, ended = request[PATH_ID], await self._past(request)
+        conversations = self._conversations
+        if found := await conversations.forget_of(ended) if conversations else None:
+            return json_response({"id": request_id, "forgotten": True, **asdict(found)})
+        raise NotFound(f"the conversation of {request_id} is not known any more")
 
     async def cancel(self, request: web.BaseRequest) -> web.Response:
         self._requests.cancel(request[PATH_ID], visible_client(request))
         return json_response({"id": request[PATH_ID], "cancelled": True})
+
+    async def _past(self, request: web.BaseRequest, otherwise: str = "") -> StoredRequest:
+        """Return the latest past request of the path's id; raises NotFound, with `otherwise`."""
+        request_id = request[PATH_ID]
+        query = HistoryQuery(limit=1, request_id=request_id, client=visible_client(request))
+        for ended in await self._history.requests(query) if self._history else ():
+            return ended
+        raise NotFound(otherwise or f"no request that has ended has the id {request_id}")
 
     def _visible_figures(self, ended: StoredRequest, client: str | None) -> StoredRequest:
         """Return the figures of a past request that `client` may see; None may see all."""

@@ -27,7 +27,6 @@ from proxy.auth.access import (
     WITH_PARTS,
     Access,
     OriginPolicy,
-    is_preflight,
     preflight_response,
 )
 from proxy.auth.api_keys import KEY, Admission
@@ -61,6 +60,7 @@ from proxy.settings import ProxySettings
 ACCESS_RECORD: Final = web.RequestKey("record", AccessRecord)
 
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_PREFLIGHT: Final = "Access-Control-Request-Method"
 _UNLIMITED: Final = nullcontext()
 _log: Final = logging.getLogger(__name__)
 
@@ -174,7 +174,7 @@ class RequestMiddleware:
         rejected_by: ProxyError | None = None
         try:
             self._origins.check(request)
-            if is_preflight(request):
+            if request.method == "OPTIONS" and _PREFLIGHT in request.headers:
                 response: web.StreamResponse = preflight_response(request)
             elif self._server_state.is_draining:
                 raise Draining("the server is stopping; retry later")  # noqa: TRY301
@@ -224,9 +224,11 @@ class RequestMiddleware:
         self._connections.begin(request.protocol)
         if key is None:
             return _UNLIMITED
-        request[RESPONSE_HEADERS].update(self._admission.headers(key))
+        if key.name in self._keys.limited:
+            request[RESPONSE_HEADERS].update(self._admission.tokens.headers(key))
+        is_limited = key.max_in_flight is not None or key.requests_per_minute is not None
         is_counted = request.path == CHAT or request[SIGNED_IN] is None
-        if request.path in UNCOUNTED or not is_counted:
+        if request.path in UNCOUNTED or not (is_limited and is_counted):
             return _UNLIMITED
         return self._admission.request(key, has_parts=request.path in WITH_PARTS)
 

@@ -19,7 +19,6 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Generic, Literal, Protocol, Self, TypeVar
 
@@ -376,16 +375,6 @@ def new_request_id() -> str:
     return f"req_{os.urandom(12).hex()}"
 
 
-@dataclass(frozen=True, slots=True)
-class OpenRequest:
-    """A request as operators see it; `record` fills up on the way, `began_at_s` is monotonic."""
-
-    record: AccessRecord
-    client: str
-    path: str
-    began_at_s: float = field(default_factory=time.monotonic)
-
-
 class InFlightRequest:
     """A request that is in flight during a `with` block.
 
@@ -400,13 +389,20 @@ class InFlightRequest:
         "_requests",
         "_task",
         "cut_by",
-        "open_request",
+        "is_listed",
+        "record",
     )
 
-    def __init__(self, in_flight: InFlight[Any], open_request: OpenRequest | None = None) -> None:
+    def __init__(
+        self,
+        in_flight: InFlight[Any],
+        record: AccessRecord | None = None,
+        *,
+        is_listed: bool = False,
+    ) -> None:
         self._requests = in_flight
-        # The operators' view; None if it is no client's request, or only a part of one.
-        self.open_request = open_request
+        self.record = record  # None if no instance is to answer it, or another one counts it
+        self.is_listed = is_listed  # whether operators see it; it is a client's, and no part of one
         self.cut_by: ProxyError | None = None
         self._task: asyncio.Task[object] | None = None
         self._cancelled_before = 0

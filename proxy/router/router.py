@@ -309,7 +309,7 @@ class Router:
 
     def charge(self, use: SlotUse) -> None:
         """Report tokens that were computed for a client without a lease of its own."""
-        self.signals.slots_freed(use, use)
+        self.signals.slots_freed(object(), use)
 
     # Statistics.
 

@@ -274,6 +274,17 @@ def test_a_key_removed_from_the_file_is_rejected(path: Path) -> None:
     assert keys.events == []
 
 
+def test_the_headers_of_a_known_key_are_remembered_until_the_file_changes(path: Path) -> None:
+    keys = KeysWithClock(path)
+    for _ in range(2):
+        assert keys.accepts(ME)
+        assert keys.accepts(TOOLS)
+        assert not keys.accepts(f"{ME}x")
+    write(path, f'[keys.tools]\nkey = "{ME}"')
+    assert keys.accepts(ME)
+    assert not keys.accepts(TOOLS)
+
+
 @pytest.mark.parametrize("harm", ["broken", "open", "gone"])
 def test_an_unreadable_file_leaves_the_keys_unchanged_and_is_reported_once(
     path: Path, harm: str

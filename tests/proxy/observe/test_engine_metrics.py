@@ -255,7 +255,8 @@ async def test_status_takes_what_was_read_for_metrics_and_waits_for_no_busy_engi
     fake = await proxy.fake(send_metrics)
     clock = Clock()
     metrics = Metrics(proxy.settings, discard, clock)
-    await metrics.render("", [model_info("chat")], proxy.router)
+    in_flight = proxy.core.server_state.in_flight
+    await metrics.render("", [model_info("chat")], proxy.router, in_flight)
     found = await metrics.engine_values(proxy.router, PATIENCE_S)
     assert fake.calls.qsize() == 1
     clock.now_s += 10.0  # it is due, but this caller has no time to wait
