@@ -195,7 +195,6 @@ class FilesEndpoint:
         self._runner = runner
         self._server_state = server_state
         self._body_timeout_s = body_timeout_s
-        self._uploads = 0
 
     def add_routes(self, routes: Routes) -> None:
         routes.add("/v1/files", get=self.list, post=self.create)
@@ -203,26 +202,20 @@ class FilesEndpoint:
         routes.add("/v1/files/{id}", get=self.show, delete=self.delete)
 
     async def create(self, request: web.BaseRequest) -> web.Response:
-        if self._uploads >= _UPLOADS_MAX:
+        uploading = self._runner.uploading
+        if len(uploading) >= _UPLOADS_MAX:
             raise TooManyRequests(
                 f"{_UPLOADS_MAX} files are being uploaded; retry later", _RETRY_AFTER_S
             )
-        self._uploads += 1
+        upload = Upload(owner_of(request[KEY]), self._tools)
+        uploading.add(upload.id)
         try:
             with InFlightRequest(self._server_state.in_flight):
-                return json_response(file_object(await self._create(request)))
-        finally:
-            self._uploads -= 1
-
-    async def _create(self, request: web.BaseRequest) -> StoredFile:
-        upload = Upload(owner_of(request[KEY]), self._tools)
-        self._runner.uploading.add(upload.id)
-        try:
-            ttl_s = await read_upload(request, upload, self._body_timeout_s)
-            return await upload.finish(ttl_s)
+                ttl_s = await read_upload(request, upload, self._body_timeout_s)
+                return json_response(file_object(await upload.finish(ttl_s)))
         finally:
             # An unfinished file is removed.
-            self._runner.uploading.discard(upload.id)
+            uploading.discard(upload.id)
             self._runner.sweep_soon()
 
     async def list(self, request: web.BaseRequest) -> web.Response:

@@ -222,7 +222,10 @@ class Validation:
         self.total += 1
         try:
             request = read_line(line.data, self._endpoint, self._settings)
-            self._check_custom_id(request, line.number)
+            first = self._numbers.setdefault(request.custom_id, line.number)
+            if first != line.number:
+                reason = f"custom_id {quote(request.custom_id)} is that of line {first} already"
+                raise InvalidLine("duplicate_custom_id", reason, "custom_id")  # noqa: TRY301
             self._check_model(request.model)
         except InvalidLine as error:
             self._note(line.number, error.code, error.message, error.param)
@@ -236,12 +239,6 @@ class Validation:
         if not self._problems:
             return None
         return orjson.dumps({"object": "list", "data": self._problems}).decode()
-
-    def _check_custom_id(self, request: RequestLine, number: int) -> None:
-        first = self._numbers.setdefault(request.custom_id, number)
-        if first != number:
-            reason = f"custom_id {quote(request.custom_id)} is that of line {first} already"
-            raise InvalidLine("duplicate_custom_id", reason, "custom_id")
 
     def _note(self, number: int | None, code: str, message: str, param: str | None) -> None:
         if not self.is_full:

@@ -191,9 +191,11 @@ async def _request(
     kind = ENDPOINTS["POST"].get(path)
     if kind is None:
         raise NotFound(f"no instance has an endpoint {quote(path)}")
-    body = _encode_body(
-        {name: value for name, value in members.items() if name not in _STREAM_MEMBERS}
-    )
+    plain = {name: value for name, value in members.items() if name not in _STREAM_MEMBERS}
+    try:
+        body = orjson.dumps(plain)
+    except TypeError as error:  # parsing allows more levels than serialising
+        raise BadRequest(f"the body cannot be serialised: {error}") from error
     if len(body) > share.settings.max_body_bytes:
         raise BodyTooLarge(share.settings.max_body_bytes)
     share.add_bytes(len(body))
@@ -204,10 +206,3 @@ async def _request(
     request.path = path
     request.headers["Content-Type"] = "application/json"
     return request
-
-
-def _encode_body(members: Mapping[str, Any]) -> bytes:
-    try:
-        return orjson.dumps(members)
-    except TypeError as error:  # parsing allows more levels than serialising
-        raise BadRequest(f"the body cannot be serialised: {error}") from error

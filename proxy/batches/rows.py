@@ -71,18 +71,16 @@ def find_file(connection: Connection, owner: str, file_id: str) -> StoredFile:
 def delete_file(connection: Connection, owner: str, file_id: str) -> None:
     """Delete a file; raises NotFound, or Conflict: a batch reads it."""
     file = find_file(connection, owner, file_id)
-    if reader := _reader(connection, file.key):
-        raise Conflict(f"{reader} still reads {file_id}; cancel it first, or wait for its end")
-    connection.execute("UPDATE files SET state = 'deleted' WHERE key = ?", (file.key,))
-
-
-def _reader(connection: Connection, key: int) -> str | None:
-    row = connection.execute(
+    reader = connection.execute(
         "SELECT id FROM batches WHERE input_file = ? "
         "AND status IN ('validating', 'in_progress', 'finalizing', 'cancelling')",
-        (key,),
+        (file.key,),
     ).fetchone()
-    return str(row["id"]) if row else None
+    if reader:
+        raise Conflict(
+            f"{reader['id']} still reads {file_id}; cancel it first, or wait for its end"
+        )
+    connection.execute("UPDATE files SET state = 'deleted' WHERE key = ?", (file.key,))
 
 
 def page_of_files(

@@ -60,7 +60,7 @@ class NodeMonitor:
         self.process = ""
         self._admitted: dict[str, Upstream] = {}
         self._suspected = asyncio.Event()
-        self._checked = asyncio.Event()
+        self.checked = asyncio.Event()  # set once a poll has ended
 
     @property
     def is_up(self) -> bool:
@@ -71,7 +71,7 @@ class NodeMonitor:
             self._suspected.clear()
             await self._poll()
             if not self._suspected.is_set():
-                self._checked.set()
+                self.checked.set()
             wait_s = pause_s(self._failures, random.random(), self._nodes.times)  # noqa: S311 (no secret)
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
@@ -81,7 +81,7 @@ class NodeMonitor:
         """Withdraw its models and poll it now: it did not begin to answer a request."""
         self._failures = max(self._failures, _FAILURES - 1)
         self._withdraw_all()
-        self._checked.clear()
+        self.checked.clear()
         self._suspected.set()
 
     def poll_now(self) -> None:
@@ -90,11 +90,7 @@ class NodeMonitor:
     def stop(self, reason: str) -> None:
         """Withdraw its models and release waiting requests: it is not a node any more."""
         self._take_out("down", reason)
-        self._checked.set()
-
-    async def wait_checked(self) -> None:
-        """Wait until a poll has ended; the caller has a deadline."""
-        await self._checked.wait()
+        self.checked.set()
 
     def offers(self) -> list[OfferedModel]:
         name, problem = self.node.name, None if self.is_up else self.problem

@@ -118,10 +118,6 @@ class NodeStats:
     slots: int = 0  # Concurrent requests for all its models; 0 while it is not up.
     slots_busy: int = 0
 
-    @property
-    def is_up(self) -> bool:
-        return self.state == "up"
-
 
 def stats_of(monitor: NodeMonitor, router: Router) -> NodeStats:
     name = monitor.node.name
@@ -307,7 +303,7 @@ class Nodes:
             return
         on_load()
         for monitor in monitors:
-            await monitor.wait_checked()
+            await monitor.checked.wait()
         if self._loading.has_loadable(model):
             await self._loading.load(model)
         if not self._router.serves(model):

@@ -73,9 +73,9 @@ def last_samples(samples: Sequence[LoadSample], span_s: float) -> list[LoadSampl
 
 
 def mean_others_cores(samples: Iterable[LoadSample]) -> float:
-    known = [(sample.others_cores, sample.load.span_s) for sample in samples]
-    taken = [(cores * span_s, span_s) for cores, span_s in known if cores is not None]
-    return sum(cores_s for cores_s, _ in taken) / (sum(span_s for _, span_s in taken) or 1)
+    known = [sample for sample in samples if sample.others_cores is not None]
+    cores_s = sum((sample.others_cores or 0.0) * sample.load.span_s for sample in known)
+    return cores_s / (sum(sample.load.span_s for sample in known) or 1)
 
 
 def mean_sharing(samples: Iterable[LoadSample], name: str) -> float:
@@ -244,16 +244,12 @@ def threads_of(plan: Plan) -> int | None:
     return found if isinstance(found, int) and found > 0 else None
 
 
-def measured_speeds(fleet: Fleet) -> Callable[[Plan], Mapping[int, float]]:
-    """Return a function that reads decode speeds by threads; none until all were measured."""
-
-    def read(plan: Plan) -> Mapping[int, float]:
-        if plan.untried_threads is not None:
-            return {}
-        measured = fleet.planner.measurements(plan.gguf.path, plan.engine).read()
-        return known_speeds(measured, "decode")
-
-    return read
+def measured_speeds(fleet: Fleet, plan: Plan) -> Mapping[int, float]:
+    """Read decode speeds by threads; none until all were measured."""
+    if plan.untried_threads is not None:
+        return {}
+    measured = fleet.planner.measurements(plan.gguf.path, plan.engine).read()
+    return known_speeds(measured, "decode")
 
 
 # The kernel counts hundredths of a second, so a shorter time says little.
@@ -311,7 +307,16 @@ class ThreadDecider:
         current = threads_of(model.plan)
         if current is None or not _may_change(model):
             return ()
-        setting = self._decide(model, current)
+        numbers = range(len(model.instances))
+        setting = decide_threads(
+            ThreadsInputs(
+                machine=self._read_machine(),
+                samples=self._samples,
+                instances=[str(ReplicaId(model.name, number)) for number in numbers],
+                current=current,
+                speeds=self._speeds_of(model),
+            )
+        )
         count = int(setting.value)
         if count == current:
             self._wanted.pop(model.name, None)
@@ -325,18 +330,6 @@ class ThreadDecider:
         is_urgent = model.at_s - since_s >= patience_s
         to = None if count == threads_of(model.base) else setting
         return (Change(THREADS, to, setting.reason, is_urgent=is_urgent),)
-
-    def _decide(self, model: ModelView, current: int) -> Setting:
-        inputs = ThreadsInputs(
-            machine=self._read_machine(),
-            samples=self._samples,
-            instances=[
-                str(ReplicaId(model.name, number)) for number in range(len(model.instances))
-            ],
-            current=current,
-            speeds=self._speeds_of(model),
-        )
-        return decide_threads(inputs)
 
     def _speeds_of(self, model: ModelView) -> Mapping[int, float]:
         """Return the measured speeds, read once per run."""

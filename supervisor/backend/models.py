@@ -225,15 +225,12 @@ class LocalModels(Part):
         found = self._fleet.models.get(model)
         if found is None or not found.is_configured:
             return None
+        state, reason = availability(found)
         try:
-            return self._forecast(found)
+            eviction = self._admission.forecast(found)
         except OSError as error:  # the memory of the machine cannot be read now
             FAILURES.note("load forecast", error)
             return LoadForecast(None)
-
-    def _forecast(self, found: Model) -> LoadForecast:
-        state, reason = availability(found)
-        eviction = self._admission.forecast(found)
         load_s = self._admission.load_s(found)
         refusal = reason if state == "failed" else eviction.refusal
         plan = found.plan

@@ -134,9 +134,16 @@ class ModelFilesAdapter:
         try:
             yield Progress("pulling manifest")
             words = ["model", "get", "--lines", "--", str(wanted)]
-            async with aclosing(_steps(words)) as steps:
-                async for step in steps:
-                    yield step
+            try:
+                async with aclosing(command_lines(words)) as lines:
+                    async for line in lines:
+                        if "error" in line:
+                            raise from_json(line["error"])
+                        if "file" in line:
+                            file, size_bytes = line["file"], line["all_bytes"]
+                            yield Progress("pulling", file, size_bytes, line["done_bytes"])
+            except CorralError as error:
+                raise _proxy_error(error) from error
             yield Progress("verifying sha256 digest")
             await self._apply()
         finally:
@@ -179,18 +186,6 @@ class ModelFilesAdapter:
             raise Unavailable(f"{error.message}; retry later", 5) from error
         if isinstance(result, CorralError):
             raise Conflict(f"the settings were not read again: {result.message}")
-
-
-async def _steps(words: list[str]) -> AsyncGenerator[Progress, None]:
-    try:
-        async with aclosing(command_lines(words)) as lines:
-            async for line in lines:
-                if "error" in line:
-                    raise from_json(line["error"])
-                if "file" in line:
-                    yield Progress("pulling", line["file"], line["all_bytes"], line["done_bytes"])
-    except CorralError as error:
-        raise _proxy_error(error) from error
 
 
 def _reference(name: str) -> HubReference:

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import astuple, dataclass, field
 from datetime import datetime
 from itertools import count
-from typing import Any, Final, get_args
+from typing import Any, Final, cast, get_args
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily
@@ -344,20 +344,14 @@ class RecordsAdapter:
         key: str | None = None,
         model: str | None = None,
     ) -> Sequence[Mapping[str, Any]]:
-        query = _query(by, since, key, model)
+        if by not in {None, *get_args(By)}:
+            choices = ", ".join(get_args(By))
+            raise BadRequest(f"by={quote(by or '')} is unknown; expected {choices}")
         try:
-            return await self._records.usage(query)
+            first = first_day(since, datetime.now().astimezone().date())
+        except ValueError as error:
+            raise BadRequest(f"since: {error}; write 2026-11-22, 2026-11 or 7d") from error
+        try:
+            return await self._records.usage(Query(cast("By | None", by), first, key, model))
         except HistoryUnavailable as error:
             raise Unavailable(without_directories(error.message)) from error
-
-
-def _query(by: Any, since: str | None, key: str | None, model: str | None) -> Query:
-    if by not in {None, *get_args(By)}:
-        choices = ", ".join(get_args(By))
-        raise BadRequest(f"by={quote(by or '')} is unknown; expected {choices}")
-    today = datetime.now().astimezone().date()
-    try:
-        first = first_day(since, today)
-    except ValueError as error:
-        raise BadRequest(f"since: {error}; write 2026-11-22, 2026-11 or 7d") from error
-    return Query(by, first, key, model)

@@ -183,7 +183,7 @@ class DaemonParts:
         fleet, emit = self.fleet, self.events.emit
         threads = ThreadDecider(
             functools.partial(engine_processes, fleet),
-            measured_speeds(fleet),
+            functools.partial(measured_speeds, fleet),
             is_measuring=functools.partial(is_in_use, self.directories),
         )
         return AdaptiveController(

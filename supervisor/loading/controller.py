@@ -118,7 +118,8 @@ class AdmissionController(Part):
     async def serve(self) -> None:
         while True:
             self._woken.clear()
-            await self._memory_usage.refresh_devices(self._waited_for())
+            waiting = [self._fleet.models[wanted.name] for wanted in queue(self._demands())]
+            await self._memory_usage.refresh_devices(waiting)
             pause_s = self._reconcile()
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
@@ -221,16 +222,6 @@ class AdmissionController(Part):
         progress = min(snapshot.load_progress or 0.0 for snapshot in snapshots_of(model))
         return self._load_times.left_s(model.entry.name, progress, self._clock())
 
-    def _waited_for(self) -> list[Model]:
-        names = {
-            *self._commanded_at_s,
-            *self._for_others,
-            *(name for name, at in self._requested_at_s.items() if at),
-        }
-        models = [self._fleet.models[name] for name in names if name in self._fleet.models]
-        down = {"down", "failed"}
-        return [model for model in models if phase_of(model, snapshots_of(model)) in down]
-
     # Decisions and actions. Nothing from here on waits.
 
     def _reconcile(self) -> float | None:
@@ -250,7 +241,7 @@ class AdmissionController(Part):
             self._memory_usage.capacity(),
             self._memory_usage.free(),
             self._fleet.planner.supervisor,
-            self._memory_usage.returning(),
+            self._memory_usage.returning,
         )
 
     def _model_states(self) -> list[ModelState]:

@@ -104,7 +104,7 @@ class MemoryUsage:
         self._observed = observed or ObservedMemory()
         # The memory of devices that other programs take, and that ended engines have yet to return.
         self._taken: Bytes = {}
-        self._returning: Bytes = {}
+        self.returning: Bytes = {}
 
     def capacity(self) -> Bytes:
         """Return the bytes of each memory that models may take when none is loaded."""
@@ -124,24 +124,19 @@ class MemoryUsage:
         listed = self._fleet.device_memory
         replicas = self._fleet.all_replicas()
         is_changing = any(replica.instance.snapshot().state in _CHANGING for replica in replicas)
-        if listed.is_fresh or is_changing or not any(map(self._takes_devices, models)):
+        if listed.is_fresh or is_changing or not self._take_devices(models):
             return
         with suppress(CorralError):  # without an engine nothing is loaded
             engine = self._fleet.planner.engine()
             free = await listed.read(engine)
             total, held = self._fleet.planner.capacity(engine).devices, self._held_bytes()
-            self._taken, self._returning = observe(
+            self._taken, self.returning = observe(
                 self._taken, total, free, held, may_grow=listed.may_grow
             )
 
-    def returning(self) -> Bytes:
-        """Return the memory of devices that ended engines have yet to return."""
-        return self._returning
-
-    def _takes_devices(self, model: Model) -> bool:
-        return any(
-            estimate.devices for estimate in filter(None, map(self._estimate, model.replicas))
-        )
+    def _take_devices(self, models: Iterable[Model]) -> bool:
+        replicas = (replica for model in models for replica in model.replicas)
+        return any(estimate.devices for estimate in filter(None, map(self._estimate, replicas)))
 
     def _held_bytes(self) -> Counter[str]:
         held: Counter[str] = Counter()
@@ -159,7 +154,7 @@ class MemoryUsage:
                 required = self._usage_of(present)
                 left.subtract(required)
                 outstanding += max(0, required[HOST] - sum(map(_resident, present)))
-        left.subtract(self._returning)
+        left.subtract(self.returning)
         here = self._read_machine()
         available = here.memory_available_bytes - int(here.memory_bytes * RESERVE_SHARE)
         return {**left, HOST: min(left[HOST], available - outstanding)}

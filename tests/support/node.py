@@ -155,7 +155,7 @@ class NodesProxy:
             )
 
     def states(self) -> list[bool]:
-        return [facts.is_up for facts in self.nodes.stats()]
+        return [facts.state == "up" for facts in self.nodes.stats()]
 
     async def ask(self, model: str = "chat", **headers: str) -> tuple[int, str | None, Any]:
         """Return status, instance and answer."""

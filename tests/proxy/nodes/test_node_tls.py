@@ -49,7 +49,7 @@ async def outcome(url: str, **options: Any) -> str:
     async with near.running():
         await until(lambda: bool(near.events("node.up", "node.down")))
         (stats,) = near.nodes.stats()
-        return "up" if stats.is_up else str(stats.problem)
+        return "up" if stats.state == "up" else str(stats.problem)
 
 
 async def test_a_node_is_trusted_by_its_own_ca(authority: trustme.CA, tmp_path: Path) -> None:
