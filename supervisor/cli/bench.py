@@ -55,9 +55,7 @@ def _loaded_model(model: ModelStatus) -> LoadedModel | None:
     pids = [instance.pid for instance in model.instances if instance.pid is not None]
     if not pids:
         return None
-    memory = [
-        instance.memory_bytes for instance in model.instances if instance.memory_bytes is not None
-    ]
+    memory = [size for instance in model.instances if (size := instance.memory_bytes) is not None]
     busy = sum(instance.slots_busy for instance in model.instances)
     return LoadedModel(model.name, sum(memory) if memory else None, busy, tuple(pids))
 
@@ -88,13 +86,20 @@ def data(result: BenchResult) -> dict[str, object]:
 def result_of(
     job: Bench, began_at: datetime, notes: Sequence[str], *, is_interrupted: bool
 ) -> BenchResult:
-    plan, measured = job.specs[0].plan, tuple(job.variants.values())
+    plan, measured, here = job.specs[0].plan, tuple(job.variants.values()), machine.read()
     figures = (*(figure for load in job.workloads for figure in load.figures), *ROUND_FIGURES)
     return BenchResult(
         model=job.model,
         model_file=plan.gguf.path.name,
         engine=plan.engine.version,
-        machine=_machine(plan),
+        machine=BenchMachine(
+            processor=cpu_name(),
+            physical_cores=here.physical_cores,
+            logical_cores=here.logical_cores,
+            memory_bytes=here.memory_bytes,
+            devices=tuple(device.description for device in plan.engine.devices),
+            system=f"{platform.system()} {platform.release()}",
+        ),
         began_at=began_at,
         duration_s=(datetime.now(UTC) - began_at).total_seconds(),
         seed=job.seed,
@@ -106,18 +111,6 @@ def result_of(
         ),
         variants=measured,
         notes=tuple(notes),
-    )
-
-
-def _machine(plan: Plan) -> BenchMachine:
-    here = machine.read()
-    return BenchMachine(
-        processor=cpu_name(),
-        physical_cores=here.physical_cores,
-        logical_cores=here.logical_cores,
-        memory_bytes=here.memory_bytes,
-        devices=tuple(device.description for device in plan.engine.devices),
-        system=f"{platform.system()} {platform.release()}",
     )
 
 
@@ -168,26 +161,22 @@ def bench(word: str, config: Path | None, options: BenchOptions) -> CommandResul
         recorded=recorded,
     )
     result = _measure(job, facts)
-    report, is_report_missing = "", False
-    if path is not None:
-        report = f"the report is in {path}"
-        try:
-            write_report(result, path, _repeat(result, word, config, options))
-        except OSError as error:
-            report = f"the report {path} was not written: {error.strerror}"
-            is_report_missing = True
-    failed = tuple(
+    notes = [
         f"{variant.name} was given up: {variant.failure}"
         for variant in result.variants
         if variant.failure
-    )
-    exit_code = 1 if failed or is_report_missing else 0
-    return CommandResult(
-        data(result),
-        _text(result),
-        (*failed, *result.notes, *filter(None, [report])),
-        _EXIT_INTERRUPTED if result.is_interrupted else exit_code,
-    )
+    ]
+    exit_code = 1 if notes else 0
+    notes += result.notes
+    if path is not None:
+        try:
+            write_report(result, path, _repeat(result, word, config, options))
+            notes.append(f"the report is in {path}")
+        except OSError as error:
+            notes.append(f"the report {path} was not written: {error.strerror}")
+            exit_code = 1
+    exit_code = _EXIT_INTERRUPTED if result.is_interrupted else exit_code
+    return CommandResult(data(result), _text(result), tuple(notes), exit_code)
 
 
 def _measure(job: Bench, facts: MachineFacts) -> BenchResult:
@@ -225,13 +214,6 @@ def _repeat(result: BenchResult, word: str, config: Path | None, options: BenchO
 
 def _text(result: BenchResult) -> str:
     rounds = "1 round" if result.rounds == 1 else f"{result.rounds} rounds"
-    lines = [
-        f"{result.model} ({result.model_file}) on {result.engine}",
-        (
-            f"{result.machine.processor}, {result.machine.physical_cores} cores; "
-            f"{rounds}, seed {result.seed}"
-        ),
-        "",
-        table(result),
-    ]
-    return "\n".join(lines)
+    here = f"{result.machine.processor}, {result.machine.physical_cores} cores"
+    title = f"{result.model} ({result.model_file}) on {result.engine}"
+    return "\n".join([title, f"{here}; {rounds}, seed {result.seed}", "", table(result)])

@@ -75,9 +75,6 @@ class CaptureFile:
         if line.startswith(b'{"type":"end"'):
             self.end = json.loads(line)
 
-    def remove(self) -> None:
-        self.path.unlink(missing_ok=True)
-
 
 _REASONS = {
     "time": "its time is over",
@@ -97,25 +94,21 @@ def capture(word: str, limits: CaptureLimits, output: Path | None) -> CommandRes
     client = Client(directories().control_socket)
     (model,) = resolve_running([word], client.status())
     body = {"model": model, **asdict(limits)}
-    file = CaptureFile(
-        output
-        or Path(f"{file_name(model)}-{datetime.now().astimezone():%Y%m%d-%H%M%S}.capture.jsonl")
-    )
+    now = datetime.now().astimezone()
+    file = CaptureFile(output or Path(f"{file_name(model)}-{now:%Y%m%d-%H%M%S}.capture.jsonl"))
     try:
         with file, _stop_on_signals(client.stop_capture):
             _fill(file, client, body, limits.duration_s)
     except OSError as error:
         if not file.requests:
-            file.remove()
-        raise DiskFull(
-            f"cannot write {file.path}: {error.strerror}",
-            hint=f"it has {file.requests} requests, complete up to its last line"
-            if file.requests
-            else "name a file on another disk with --output",
-        ) from error
+            file.path.unlink(missing_ok=True)
+        hint = "name a file on another disk with --output"
+        if file.requests:
+            hint = f"it has {file.requests} requests, complete up to its last line"
+        raise DiskFull(f"cannot write {file.path}: {error.strerror}", hint=hint) from error
     except CorralError:
         if not file.size_bytes:
-            file.remove()
+            file.path.unlink(missing_ok=True)
         raise
     return _result(file)
 
@@ -177,9 +170,7 @@ def _result(file: CaptureFile) -> CommandResult:
     }
     why = _REASONS.get(str(end["reason"]), "it ended") if end else "the daemon ended suddenly"
     noun = "request" if file.requests == 1 else "requests"
-    text = (
-        f"captured {file.requests} {noun}, {file.responses} answered, {size(file.size_bytes)}; "
-        f"{why}\n{file.path}"
-    )
+    amounts = f"{file.requests} {noun}, {file.responses} answered, {size(file.size_bytes)}"
+    text = f"captured {amounts}; {why}\n{file.path}"
     lost = [f"{dropped} requests or responses were dropped"] if dropped else []
     return CommandResult(data, text, (*lost, _CONTENT), exit_code=0 if end else 1)

@@ -230,16 +230,8 @@ def _error(code: str, fields: Mapping[str, Any]) -> Line:
     }
 
 
-def error_line(error: errors.CorralError) -> Line:
-    return {"event": "error", **error.as_json()}
-
-
 def missed_line(count: int) -> Line:
     return {"event": "missed", "count": count}
-
-
-def stopped_line(*, is_daemon_running: bool) -> Line:
-    return {"event": "stopped", "daemon_running": is_daemon_running}
 
 
 _TIMEOUT_S: Final = 30.0
@@ -322,7 +314,7 @@ def serve_desktop(
         watch_host(0, watch_pid, host.leave)
         host.serve(words, settings_options(config, _LISTEN))
     except errors.CorralError as error:
-        write(error_line(error))
+        write({"event": "error", **error.as_json()})
         raise
     finally:
         output.close()
@@ -351,20 +343,17 @@ class _DesktopHost:
         _run_in_thread(self._wait_for_reasons)
         messages, host, started = join(self._client, self._where, words, options)
         self._number, status = host.host, host.status
-        models: Sequence[str] | None = started
-        if started is None and words:
-            models = resolve_running(words, status)
+        models = resolve_running(words, status) if started is None else started
         log = str(self._where.daemon_log)
-        self._write(ready_line(host, models or (), log, attached=started is None))
+        self._write(ready_line(host, models, log, attached=started is None))
         for line in state_lines(status):
             self._write(line)
-        if models is not None:
-            names = models
 
-            def start() -> None:
-                with suppress(errors.CorralError):  # the daemon's events tell the result
-                    next(self._client.command("start", names), None)
+        def start() -> None:
+            with suppress(errors.CorralError):  # the daemon's events tell the result
+                next(self._client.command("start", models), None)
 
+        if words or started is not None:
             _run_in_thread(start)
         try:
             self._forward_events(messages, status.pid)
@@ -400,7 +389,7 @@ class _DesktopHost:
         if self._has_stopped:
             with suppress(ProcessLookupError):
                 identity_of(pid).wait(_EXIT_TIMEOUT_S)
-        self._write(stopped_line(is_daemon_running=not self._has_stopped))
+        self._write({"event": "stopped", "daemon_running": not self._has_stopped})
 
 
 def _is_alive(pid: int) -> bool:

@@ -93,10 +93,8 @@ def _row(candidate: Candidate, engine: Engine | CorralError) -> tuple[str, ...]:
     if isinstance(engine, CorralError):
         return ("broken", source, name, "-", str(candidate.path))
     command = " ".join(engine.command)
-    devices = ", ".join(
-        f"{device.name} {size(device.total_mib << 20)}" for device in engine.devices
-    )
-    return (str(engine.build or "?"), source, name, devices or "CPU only", command)
+    devices = [f"{device.name} {size(device.total_mib << 20)}" for device in engine.devices]
+    return (str(engine.build or "?"), source, name, ", ".join(devices) or "CPU only", command)
 
 
 def _data(candidate: Candidate, engine: Engine | CorralError) -> dict[str, object]:
@@ -178,10 +176,10 @@ def _uses(
     for model in status.models if status else ():
         for instance in model.instances:
             if instance.pid and instance.engine and Path(instance.engine).is_relative_to(files):
-                ends = (
+                end = (
                     "it ends with its last answer" if instance.retiring else "corral reload ends it"
                 )
-                yield f"{instance.name} runs it", ends
+                yield f"{instance.name} runs it", end
 
 
 def _is_named(setting: str, build: installed.InstalledBuild, where: Directories) -> bool:
@@ -293,11 +291,10 @@ def _install(
             build, engine = install_release(
                 choice, where.engines, HttpClient(client), releases.downloads, show
             )
-    variant = choice.engine.variant
-    if variant == "cpu" or engine.devices:
-        return build, True, ()
-    note = (
-        f"{choice.name} runs, but lists no device: it computes on the CPU until the driver "
-        f"for {variant} is installed"
-    )
-    return build, True, (note,)
+    variant, notes = choice.engine.variant, []
+    if variant != "cpu" and not engine.devices:
+        notes.append(
+            f"{choice.name} runs, but lists no device: it computes on the CPU until the driver "
+            f"for {variant} is installed"
+        )
+    return build, True, tuple(notes)

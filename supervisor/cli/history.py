@@ -66,8 +66,8 @@ def _files(model: str | None, where: Directories) -> list[Path]:
     by_instance = where.engine_logs()
     found = [
         path
-        for instance, path in by_instance.items()
-        if (model in {instance, instance.partition("~")[0], instance.rpartition(".")[0]})
+        for name, path in by_instance.items()
+        if model in {name, name.partition("~")[0], name.rpartition(".")[0]}
     ]
     if found:
         return found
@@ -111,11 +111,8 @@ def _lines(explained: Explanation, found: StoredRequest) -> Iterator[str]:
 
 
 def _sentence(finding: Finding) -> str:
-    cost = (
-        f" (about {finding.cost_ms / 1000:.2f} s)"
-        if finding.cost_ms >= 1 and finding.advice
-        else ""
-    )
+    is_costly = finding.cost_ms >= 1 and finding.advice
+    cost = f" (about {finding.cost_ms / 1000:.2f} s)" if is_costly else ""
     return f"{finding.sentence[:1].upper()}{finding.sentence[1:]}{cost}"
 
 

@@ -63,14 +63,9 @@ class MachineFit:
         profile = self._planner.tuned_profiles.profile(entry)
         here = machine.read()
         most_bytes = min(self._budget_bytes or here.memory_bytes, here.memory_bytes)
+        here = replace(here, memory_bytes=most_bytes)
         plan = make_plan(
-            entry,
-            profile,
-            self._engine,
-            model,
-            replace(here, memory_bytes=most_bytes),
-            instances=1,
-            projector_bytes=projector_bytes,
+            entry, profile, self._engine, model, here, instances=1, projector_bytes=projector_bytes
         )
         return _text(plan, self.room), misfit_reason(plan.estimate, self.room)
 
@@ -84,10 +79,8 @@ def _text(plan: Plan, room: MemoryCapacity) -> str:
     """Return a clause: `needs 5.1 GiB of 15.2 GiB main memory with 8,192 tokens of context`."""
     needs = plan.estimate.host.at_start
     parts = [f"{size(needs)} of {size(room.host)} main memory"]
-    parts += [
-        f"{size(take.at_start)} of {size(room.devices.get(name, 0))} on {name}"
-        for name, take in plan.estimate.devices.items()
-    ]
+    for name, take in plan.estimate.devices.items():
+        parts.append(f"{size(take.at_start)} of {size(room.devices.get(name, 0))} on {name}")
     context = f" with {plan.ctx_size:,} tokens of context" if plan.ctx_size else ""
     return f"needs {' and '.join(parts)}{context}"
 
@@ -349,18 +342,12 @@ def get_from_url(
             return CommandResult(_url_data(transfers, []))
         make_ours(where.models)
         transfer_module.check_space(where.models, sum(map(_missing_bytes, transfers)))
-        done = [
-            fetch(transfer, client, partial(meter.show, transfer.name)) for transfer in transfers
-        ]
+        done = [fetch(file, client, partial(meter.show, file.name)) for file in transfers]
     data, first = _url_data(transfers, done), transfers[0]
-    shown = [
-        f"the SHA-256 of {transfer.name} is {digest}"
-        for transfer, (_, digest) in zip(transfers, done, strict=True)
-        if digest
-    ]
-    return CommandResult(
-        data, str(first.target), (*shown, f"corral start {data['name']} serves it")
-    )
+    pairs = zip(transfers, done, strict=True)
+    notes = [f"the SHA-256 of {to.name} is {digest}" for to, (_, digest) in pairs if digest]
+    notes.append(f"corral start {data['name']} serves it")
+    return CommandResult(data, str(first.target), tuple(notes))
 
 
 def _url_data(transfers: Sequence[Transfer], done: Sequence[tuple[int, str]]) -> dict[str, object]:

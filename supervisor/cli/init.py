@@ -66,11 +66,9 @@ def init(words: Sequence[str], config: Path | None, *, is_forced: bool) -> Comma
     write_schema(path)
     if left_out:
         notes.append(f"{left_out} more models are stored here: corral model list")
-    next_step = (
-        "corral start serves its models"
-        if any(model.is_usable for model in models)
-        else "it has no model yet: corral model get smollm2 downloads one"
-    )
+    next_step = "it has no model yet: corral model get smollm2 downloads one"
+    if any(model.is_usable for model in models):
+        next_step = "corral start serves its models"
     data = {"file": str(path), "models": list(tables)}
     return CommandResult(data, f"wrote {path}\n{next_step}", tuple(notes))
 
@@ -80,10 +78,11 @@ def _choose_models(
 ) -> tuple[dict[str, dict[str, Any]], int]:
     """Return tables of models by name, and the number of models left out."""
     if words:
-        targets = choose(words, None, where)
-        known, members = targets.loaded.settings.models, {"path", "flags", "aliases"}
+        targets, members = choose(words, None, where), {"path", "flags", "aliases"}
+        known = targets.loaded.settings.models
+        chosen = {name: known[name] for name in targets.names}
         return {
-            name: known[name].model_dump(mode="json", include=members) for name in targets.names
+            name: model.model_dump(mode="json", include=members) for name, model in chosen.items()
         }, 0
     found = StoredModels(Settings(), where).catalogue.models
     served = [candidate for candidate in found if candidate.problem is None]
@@ -105,9 +104,8 @@ def _model(name: str, table: dict[str, Any], planner: LaunchPlanner) -> settings
 
 def _facts(made: Plan) -> str:
     taken = made.estimate
-    on_devices = "".join(
-        f", {size(memory.at_start)} of {name}" for name, memory in taken.devices.items()
-    )
+    devices = taken.devices.items()
+    on_devices = "".join(f", {size(memory.at_start)} of {name}" for name, memory in devices)
     context = f"{made.slots} slots with {made.ctx_size // max(made.slots, 1)} tokens each"
     return (
         f"{made.gguf.architecture}, {made.gguf.quantisation}, {size(made.gguf.size_bytes)}: "
@@ -143,12 +141,12 @@ def import_settings(
     }
     if is_written:
         return _write_settings(converted, text, data, config)
-    problems = _problems(text, None)
-    keys = len(converted.keys)
-    unshown = [f"its API key{'s' if keys > 1 else ''}: --write adds the SHA-256 to {KEYS_FILE}"]
-    return CommandResult(
-        data, text.rstrip(), (*_notes(converted), *(unshown if keys else []), *problems)
-    )
+    notes, keys = list(_notes(converted)), len(converted.keys)
+    if keys:
+        notes.append(
+            f"its API key{'s' if keys > 1 else ''}: --write adds the SHA-256 to {KEYS_FILE}"
+        )
+    return CommandResult(data, text.rstrip(), (*notes, *_problems(text, None)))
 
 
 def _engine_flags(config: Path | None) -> Flags | None:

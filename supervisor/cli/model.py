@@ -134,26 +134,13 @@ def list_models(config: Path | None) -> CommandResult:
     missing = [pin for pin in pinned.pins().values() if not pinned.is_fetched(pin, where.models)]
     space, disks = _space(models, stored.places), _disks(stored.places)
     spaces = [
-        (
-            store["store"],
-            str(store["models"]),
-            size(store["size_bytes"]),
-            ", ".join(store["directories"]),
-        )
-        for store in space
+        (row["store"], str(row["models"]), size(row["size_bytes"]), ", ".join(row["directories"]))
+        for row in space
     ]
-    rows = [
-        *map(_model_row, models),
-        *((pin.name, "-", "", "", size(pin.size_bytes), "not fetched") for pin in missing),
-    ]
-    text = "\n".join(
-        [
-            table(_HEAD, rows),
-            "",
-            table(_SPACE_HEAD, spaces),
-            *(f"{size(disk['free_bytes'])} free of {disk['path']}" for disk in disks),
-        ]
-    )
+    rows = [*map(_model_row, models)]
+    rows += [(pin.name, "-", "", "", size(pin.size_bytes), "not fetched") for pin in missing]
+    free = [f"{size(disk['free_bytes'])} free of {disk['path']}" for disk in disks]
+    text = "\n".join([table(_HEAD, rows), "", table(_SPACE_HEAD, spaces), *free])
     data = {
         "models": [{**asdict(model), "id": model.id} for model in models],
         "pinned": [
@@ -182,9 +169,8 @@ def _space(models: Iterable[StoredModel], places: Iterable[Root]) -> list[dict[s
         paths = [str(path) for owner, path in places if owner == store and path.is_dir()]
         total = sum(path.stat().st_size for path in files if path.is_file())
         if own or paths:
-            found.append(
-                {"store": store, "models": len(own), "size_bytes": total, "directories": paths}
-            )
+            row = {"store": store, "models": len(own), "size_bytes": total, "directories": paths}
+            found.append(row)
     return found
 
 
@@ -256,18 +242,16 @@ def prune(config: Path | None, ask: Ask, *, yes: bool, dry_run: bool) -> Command
     found = list(catalogue.leftovers(stored.places, notes))
     sizes = [path.lstat().st_size for path, _, _ in found]
     freed = sum(sizes)
-    rows = [
-        (size(size_bytes), reason, str(path))
+    files = [
+        {"path": str(path), "size_bytes": size_bytes, "reason": reason}
         for (path, _, reason), size_bytes in zip(found, sizes, strict=True)
     ]
+    rows = [
+        (size(amount), reason, str(path))
+        for (path, _, reason), amount in zip(found, sizes, strict=True)
+    ]
     shown = table(("SIZE", "REASON", "FILE"), rows)
-    data = {
-        "files": [
-            {"path": str(path), "size_bytes": size_bytes, "reason": reason}
-            for (path, _, reason), size_bytes in zip(found, sizes, strict=True)
-        ],
-        "freed_bytes": 0 if dry_run else freed,
-    }
+    data = {"files": files, "freed_bytes": 0 if dry_run else freed}
     if not found:
         return CommandResult(data, "nothing to prune", tuple(notes))
     if dry_run:

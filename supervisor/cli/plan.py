@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 from supervisor.autoscale.slots import most_slots
@@ -17,12 +17,10 @@ from supervisor.fleet.planner import LaunchPlanner
 from supervisor.output import CommandResult, colored, size, table
 from supervisor.plan.draft import offered_types, reason_against_mtp
 from supervisor.plan.estimate import Estimate, MemoryBreakdown, estimate
-from supervisor.plan.fit import MemoryCapacity, Suggestion, advice, misfit_reason, suggestions
+from supervisor.plan.fit import advice, misfit_reason, suggestions
 from supervisor.plan.plan import Plan
 from supervisor.plan.resolve import ModelEntry
 from supervisor.plan.setting import Setting, SettingsByFlag
-from supervisor.plan.shortage import Replicas
-from supervisor.plan.tuned_profile import Tuned
 from supervisor.rpc.address import KnownWorkers
 from supervisor.slot_store.store import RestoreOutcome
 from supervisor.system import machine
@@ -79,146 +77,8 @@ def _note(known: KnownWorkers, planner: LaunchPlanner, worker: WorkerStatus) -> 
         known.note_problem(address, worker.reason)
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    plan: Plan
-    argv: tuple[str, ...]  # command line of the first instance
-    room: MemoryCapacity  # memory that all models together may take
-    free_bytes: int
-    device_free_bytes: Mapping[str, int]  # free memory of each device, as the engine lists it
-    replicas: Replicas
-    misfit: str | None  # reason why the model can never fit, or None
-    would_fit: Sequence[Suggestion]
-    tuned: Tuned | None
-    not_persisted_reason: str | None  # reason why conversations are not saved, as a clause, or None
-    restored: RestoreOutcome | None  # outcome of the first restored conversation; None before that
-    encrypts: bool
-    most_slots: int | None  # limit of slots while requests queue; None if their number is fixed
-
-
-def plan(word: str, config: Path | None) -> CommandResult:
-    where = directories()
-    targets = choose([word], config, where)
-    known = KnownWorkers()
-    planner = LaunchPlanner(targets.loaded.settings, where, known_workers=known)
-    (name,) = targets.names
-    status = running_status()
-    note_workers(known, planner, name, status)
-    adapted, reduced = changed_values(status, planner.entry(name))
-    planner = planner.adapting(name, adapted)
-    planner.reductions.set(planner.entry(name), reduced)
-    made = planner.plan(name)
-    room = planner.capacity(made.engine)
-    misfit = misfit_reason(made.estimate, room)
-    found = _Found(
-        plan=made,
-        argv=planner.launches.argv(made, f"{made.model}.0"),
-        room=room,
-        free_bytes=machine.read().memory_available_bytes,
-        device_free_bytes=free_bytes(list_devices(made.engine)) if made.estimate.devices else {},
-        replicas=planner.places.replicas(name),
-        misfit=misfit,
-        would_fit=suggestions(made.memory_inputs, room) if misfit else (),
-        tuned=planner.tuned_profiles.find_applicable(planner.entry(name)),
-        not_persisted_reason=planner.launches.slot_persistence.reason(made),
-        restored=planner.launches.slot_persistence.outcome(made),
-        encrypts=planner.launches.slot_persistence.encrypts,
-        most_slots=most_slots(planner, name),
-    )
-    notes = []
-    has_draft_layers = made.gguf.draft_layers and not made.is_speculative
-    if has_draft_layers and reason_against_mtp(made.gguf, offered_types(made.engine.flags)) is None:
-        notes.append(
-            'the model has layers that draft for it (MTP): profile = "speculative" uses them'
-        )
-    notes += [f"it can never fit: {misfit}", advice(found.would_fit)] if misfit else []
-    return CommandResult(_data(found), _render(found), (*made.warnings, *notes))
-
-
-def _data(found: _Found) -> dict[str, object]:
-    made, taken = found.plan, found.plan.estimate
-    return {
-        "model": made.model,
-        "engine": str(made.engine.path),
-        "argv": found.argv,
-        "slots": made.slots,
-        "ctx_size": made.ctx_size,
-        "most_slots": found.most_slots,
-        "reduced": {key: asdict(setting) for key, setting in made.reduced.items()},
-        "lines": [asdict(line) for line in made.lines],
-        "omitted": [asdict(line) for line in made.omitted],
-        "warnings": made.warnings,
-        "tuned": found.tuned and {"path": str(found.tuned.path), **asdict(found.tuned.evidence)},
-        "replicas": asdict(found.replicas),
-        "conversations": {
-            "kept": found.not_persisted_reason is None,
-            "reason": found.not_persisted_reason,
-            "restored": found.restored and asdict(found.restored),
-            "encrypted": found.encrypts,
-            "swa_full_bytes": _full_window_bytes(made),
-        },
-        "memory": {
-            "host": _bytes(taken.host),
-            "devices": {name: _bytes(take) for name, take in taken.devices.items()},
-            "workers": {
-                name: {
-                    **_bytes(worker.taken),
-                    "has": worker.has_bytes,
-                    "free": worker.free_bytes,
-                    "here": worker.is_main_memory,
-                }
-                for name, worker in taken.workers.items()
-            },
-            "shared_bytes": taken.mapped_bytes,
-            "layers_offloaded": taken.layers_offloaded,
-            "room": asdict(found.room),
-            "free_bytes": found.free_bytes,
-            "device_free_bytes": found.device_free_bytes,
-            "fits": found.misfit is None,
-            "would_fit": [dict(flags) for flags, _ in found.would_fit],
-        },
-    }
-
-
 def _bytes(take: MemoryBreakdown) -> Mapping[str, int]:
     return {**asdict(take), "total": take.total, "at_start": take.at_start}
-
-
-def _render(found: _Found) -> str:
-    made = found.plan
-    words = [" ".join(filter(None, (line.flag, line.value))) for line in made.lines]
-    width = max(map(len, words), default=0)
-    lines = [
-        f"  {word:{width}}  {colored(line.origin, 'dim')}"
-        + (f": {line.reason}" if line.reason else "")
-        for word, line in zip(words, made.lines, strict=True)
-    ]
-    omitted = [
-        f"  {line.flag} {line.value or ''}".rstrip()
-        + f"  {colored(line.origin, 'dim')}: {line.reason}"
-        for line in made.omitted
-    ]
-    most_slots = found.most_slots or 0
-    more_slots = f"up to {most_slots} slots while requests queue, each with as much context"
-    parts = [
-        f"{made.model}: {made.slots} slots, {made.ctx_size} tokens of context in all",
-        *([more_slots] if most_slots > made.slots else []),
-        *(
-            f"{key} = {setting.value} for want of memory: {setting.reason}"
-            for key, setting in made.reduced.items()
-        ),
-        *([found.tuned.summary] if found.tuned else []),
-        *lines,
-        *(["", "omitted:", *omitted] if omitted else []),
-        "",
-        *_memory(found),
-        conversations(
-            found.plan, found.not_persisted_reason, found.restored, encrypts=found.encrypts
-        ),
-        "",
-        shlex.join(found.argv),
-    ]
-    return "\n".join(parts)
 
 
 def conversations(
@@ -260,31 +120,155 @@ def _total_bytes(taken: Estimate) -> int:
     return sum(take.total for take in (taken.host, *taken.devices.values(), *workers))
 
 
-def _memory(found: _Found) -> Iterator[str]:
-    """Yield a table of one instance's memory without all-zero columns, and lines on free memory."""
-    estimate = found.plan.estimate
-    workers = {f"worker {name}": worker.taken for name, worker in estimate.workers.items()}
-    taken = {"main memory": estimate.host, **estimate.devices, **workers}
-    used = [
-        f.name
-        for f in fields(MemoryBreakdown)
-        if any(getattr(take, f.name) for take in taken.values())
-    ]
-    head = ["", *(name.replace("_", " ") for name in used), "total"]
-    rows = [
-        [name, *(size(getattr(take, part)) for part in used), size(take.total)]
-        for name, take in taken.items()
-    ]
-    yield table(head, rows)
-    yield f"main memory: {size(found.free_bytes)} free, {size(found.room.host)} for all models"
-    for name, free in found.device_free_bytes.items():
-        if name in found.room.devices:
-            yield f"{name}: {size(free)} free of {size(found.room.devices[name])}"
-    for name, worker in estimate.workers.items():
-        if worker.free_bytes is not None:
-            yield f"worker {name}: {size(worker.free_bytes)} free of {size(worker.has_bytes)}"
-    if found.replicas.count > 1:
-        yield (
-            f"{found.replicas.count} instances ({found.replicas.reason}), each with "
-            f"{size(estimate.own_bytes)} of its own"
+def plan(word: str, config: Path | None) -> CommandResult:
+    where = directories()
+    targets = choose([word], config, where)
+    known = KnownWorkers()
+    planner = LaunchPlanner(targets.loaded.settings, where, known_workers=known)
+    (name,) = targets.names
+    status = running_status()
+    note_workers(known, planner, name, status)
+    adapted, reduced = changed_values(status, planner.entry(name))
+    planner = planner.adapting(name, adapted)
+    planner.reductions.set(planner.entry(name), reduced)
+    found = _Planned(planner, name)
+    made, misfit, notes = found.plan, found.misfit, []
+    has_draft_layers = made.gguf.draft_layers and not made.is_speculative
+    if has_draft_layers and reason_against_mtp(made.gguf, offered_types(made.engine.flags)) is None:
+        notes.append(
+            'the model has layers that draft for it (MTP): profile = "speculative" uses them'
         )
+    notes += [f"it can never fit: {misfit}", advice(found.would_fit)] if misfit else []
+    return CommandResult(found.data(), found.text(), (*made.warnings, *notes))
+
+
+class _Planned:
+    """The plan of a model, and what else the command shows."""
+
+    def __init__(self, planner: LaunchPlanner, name: str) -> None:
+        self.plan = made = planner.plan(name)
+        persistence = planner.launches.slot_persistence
+        self.argv = planner.launches.argv(made, f"{made.model}.0")  # of the first instance
+        self.room = planner.capacity(made.engine)  # memory that all models together may take
+        self.free_bytes = machine.read().memory_available_bytes
+        # Free memory of each device, as the engine lists it.
+        self.device_free_bytes = (
+            free_bytes(list_devices(made.engine)) if made.estimate.devices else {}
+        )
+        self.replicas = planner.places.replicas(name)
+        self.misfit = misfit_reason(made.estimate, self.room)  # why it can never fit, or None
+        self.would_fit = suggestions(made.memory_inputs, self.room) if self.misfit else ()
+        self.tuned = planner.tuned_profiles.find_applicable(planner.entry(name))
+        # Why conversations are not saved, as a clause, or None.
+        self.not_persisted_reason = persistence.reason(made)
+        self.restored = persistence.outcome(made)  # of the first restored conversation, or None
+        self.encrypts = persistence.encrypts
+        # Limit of slots while requests queue; None if their number is fixed.
+        self.most_slots = most_slots(planner, name)
+
+    def data(self) -> dict[str, object]:
+        made, taken = self.plan, self.plan.estimate
+        return {
+            "model": made.model,
+            "engine": str(made.engine.path),
+            "argv": self.argv,
+            "slots": made.slots,
+            "ctx_size": made.ctx_size,
+            "most_slots": self.most_slots,
+            "reduced": {key: asdict(setting) for key, setting in made.reduced.items()},
+            "lines": [asdict(line) for line in made.lines],
+            "omitted": [asdict(line) for line in made.omitted],
+            "warnings": made.warnings,
+            "tuned": self.tuned and {"path": str(self.tuned.path), **asdict(self.tuned.evidence)},
+            "replicas": asdict(self.replicas),
+            "conversations": {
+                "kept": self.not_persisted_reason is None,
+                "reason": self.not_persisted_reason,
+                "restored": self.restored and asdict(self.restored),
+                "encrypted": self.encrypts,
+                "swa_full_bytes": _full_window_bytes(made),
+            },
+            "memory": {
+                "host": _bytes(taken.host),
+                "devices": {name: _bytes(take) for name, take in taken.devices.items()},
+                "workers": {
+                    name: {
+                        **_bytes(worker.taken),
+                        "has": worker.has_bytes,
+                        "free": worker.free_bytes,
+                        "here": worker.is_main_memory,
+                    }
+                    for name, worker in taken.workers.items()
+                },
+                "shared_bytes": taken.mapped_bytes,
+                "layers_offloaded": taken.layers_offloaded,
+                "room": asdict(self.room),
+                "free_bytes": self.free_bytes,
+                "device_free_bytes": self.device_free_bytes,
+                "fits": self.misfit is None,
+                "would_fit": [dict(flags) for flags, _ in self.would_fit],
+            },
+        }
+
+    def text(self) -> str:
+        made = self.plan
+        words = [" ".join(filter(None, (line.flag, line.value))) for line in made.lines]
+        width = max(map(len, words), default=0)
+        lines = [
+            f"  {word:{width}}  {colored(line.origin, 'dim')}"
+            + (f": {line.reason}" if line.reason else "")
+            for word, line in zip(words, made.lines, strict=True)
+        ]
+        omitted = [
+            f"  {line.flag} {line.value or ''}".rstrip()
+            + f"  {colored(line.origin, 'dim')}: {line.reason}"
+            for line in made.omitted
+        ]
+        most_slots = self.most_slots or 0
+        more_slots = f"up to {most_slots} slots while requests queue, each with as much context"
+        parts = [
+            f"{made.model}: {made.slots} slots, {made.ctx_size} tokens of context in all",
+            *([more_slots] if most_slots > made.slots else []),
+            *(
+                f"{key} = {setting.value} for want of memory: {setting.reason}"
+                for key, setting in made.reduced.items()
+            ),
+            *([self.tuned.summary] if self.tuned else []),
+            *lines,
+            *(["", "omitted:", *omitted] if omitted else []),
+            "",
+            *self._memory(),
+            conversations(made, self.not_persisted_reason, self.restored, encrypts=self.encrypts),
+            "",
+            shlex.join(self.argv),
+        ]
+        return "\n".join(parts)
+
+    def _memory(self) -> Iterator[str]:
+        """Yield a table of one instance's memory without zero columns, and lines on free memory."""
+        estimate = self.plan.estimate
+        workers = {f"worker {name}": worker.taken for name, worker in estimate.workers.items()}
+        taken = {"main memory": estimate.host, **estimate.devices, **workers}
+        used = [
+            f.name
+            for f in fields(MemoryBreakdown)
+            if any(getattr(take, f.name) for take in taken.values())
+        ]
+        head = ["", *(name.replace("_", " ") for name in used), "total"]
+        rows = [
+            [name, *(size(getattr(take, part)) for part in used), size(take.total)]
+            for name, take in taken.items()
+        ]
+        yield table(head, rows)
+        yield f"main memory: {size(self.free_bytes)} free, {size(self.room.host)} for all models"
+        for name, free in self.device_free_bytes.items():
+            if name in self.room.devices:
+                yield f"{name}: {size(free)} free of {size(self.room.devices[name])}"
+        for name, worker in estimate.workers.items():
+            if worker.free_bytes is not None:
+                yield f"worker {name}: {size(worker.free_bytes)} free of {size(worker.has_bytes)}"
+        if self.replicas.count > 1:
+            yield (
+                f"{self.replicas.count} instances ({self.replicas.reason}), each with "
+                f"{size(estimate.own_bytes)} of its own"
+            )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 from supervisor.bench.variants import of_profile
@@ -29,47 +29,6 @@ from supervisor.system.paths import Directories, directories
 
 _SHOWN_MAX: Final = 20
 _PIECE_MAX: Final = 40
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The result of a replay."""
-
-    name: str  # describes the settings under test
-    played: Sequence[experiment.Played]  # the answers, in the order of the requests
-    baseline: (
-        Sequence[experiment.Played] | None
-    )  # those with the model's present settings, if needed
-    recorded: int  # number of answers that are compared with the captured ones
-    notes: tuple[str, ...] = ()
-
-
-def replay_result(capture: captured.Capture, outcome: Outcome) -> CommandResult:
-    requests, model = capture.requests, capture.header["model"]
-    recorded, found = experiment.recorded_figures(requests), experiment.figures_of(outcome.played)
-    base = experiment.figures_of(outcome.baseline) if outcome.baseline else None
-    columns = {"RECORDED": recorded, **({"PRESENT": base} if base else {}), "REPLAY": found}
-    text = "\n".join(
-        [
-            f"{len(requests)} requests of {model}, played with {outcome.name}",
-            "",
-            _table(columns),
-            "",
-            *_answer_lines(capture, outcome),
-        ]
-    )
-    data = {
-        "model": model,
-        "played_with": outcome.name,
-        "skipped": dict(capture.skipped),
-        "recorded": asdict(recorded),
-        "present": asdict(base) if base else None,
-        "replay": asdict(found),
-        "ratios_to_recorded": _ratios(found, recorded),
-        "ratios_to_present": _ratios(found, base) if base else None,
-        "requests": _requests(capture, outcome),
-    }
-    return CommandResult(data, text, (*_notes(capture, outcome),), int(bool(found.failed)))
 
 
 def _table(columns: dict[str, experiment.Figures]) -> str:
@@ -96,28 +55,6 @@ def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def _answer_lines(capture: captured.Capture, outcome: Outcome) -> Iterator[str]:
-    compared = sum(answer.is_compared for answer in outcome.played)
-    if not compared:
-        yield "no answer is compared: none was captured greedily (temperature 0)"
-        return
-    pairs = zip(capture.requests, outcome.played, strict=True)
-    different = [(pair[0].number, at) for pair in pairs if (at := pair[1].difference)]
-    of_capture = f"{outcome.recorded} captured ones" if outcome.recorded else ""
-    of_present = "those of the present settings" if outcome.baseline else ""
-    against = " and ".join(filter(None, [of_capture, of_present]))
-    yield f"{compared - len(different)} of {compared} answers equal {against}"
-    if compared < len(capture.requests):
-        yield f"{len(capture.requests) - compared} are not compared: sampled, cut off or failed"
-    for number, at in different[:_SHOWN_MAX]:
-        yield (
-            f"  request {number}: token {at.token} of {at.tokens} differs: "
-            f"{_piece(at.found)} instead of {_piece(at.expected)}"
-        )
-    if len(different) > _SHOWN_MAX:
-        yield f"  and {len(different) - _SHOWN_MAX} more (--json has all)"
-
-
 def _piece(text: str) -> str:
     return f"'{one_line(text)[:_PIECE_MAX]}'"
 
@@ -125,32 +62,6 @@ def _piece(text: str) -> str:
 def _ratios(ours: experiment.Figures, theirs: experiment.Figures) -> dict[str, float | None]:
     names = ("prefill_rate", "decode_rate", "first_token_ms")
     return {name: experiment.ratio(getattr(ours, name), getattr(theirs, name)) for name in names}
-
-
-def _requests(capture: captured.Capture, outcome: Outcome) -> list[dict[str, Any]]:
-    return [
-        {
-            "n": request.number,
-            "failure": answer.failure,
-            "first_token_ms": answer.first_token_ms,
-            "timings": asdict(answer.timings) if answer.timings else None,
-            "compared": answer.is_compared,
-            "difference": asdict(answer.difference) if answer.difference else None,
-        }
-        for request, answer in zip(capture.requests, outcome.played, strict=True)
-    ]
-
-
-def _notes(capture: captured.Capture, outcome: Outcome) -> Iterator[str]:
-    yield from outcome.notes
-    for kind, count in capture.skipped.items():
-        yield f"not played: {count} of kind {kind}"
-    failures = [
-        f"request {request.number} failed: {answer.failure}"
-        for request, answer in zip(capture.requests, outcome.played, strict=True)
-        if answer.failure
-    ]
-    yield from failures[:_SHOWN_MAX]
 
 
 _CONCURRENCY_MAX: Final = 64
@@ -179,14 +90,14 @@ class ReplayOptions:
 
 
 def replay(path: Path, options: ReplayOptions) -> CommandResult:
-    capture = captured.read(path)
+    played = _Replay(captured.read(path), options)
     try:
-        outcome = asyncio.run(_Replay(capture, options).run())
+        asyncio.run(played.run())
     except KeyboardInterrupt as interrupt:
         raise Interrupted("stopped; its engine has ended") from interrupt
     except (EngineUnreachable, WorkloadFailed) as error:
         raise EngineFailed(f"the replay ended early: {error}") from error
-    return replay_result(capture, outcome)
+    return played.result()
 
 
 class _Replay:
@@ -194,48 +105,106 @@ class _Replay:
         self._capture = capture
         self._requests = capture.requests
         self._options = options
+        self._model = options.model or capture.header["model"]
         self._where = directories()
         self._meter = ProgressMeter()
+        self._name = "the daemon" if options.is_daemon else options.changes or "present settings"
+        self._recorded = self._recorded_texts()
+        self._played: list[experiment.Played] = []  # the answers, in the order of the requests
+        # Those with the model's present settings, if needed.
+        self._baseline: list[experiment.Played] | None = None
+        self._notes: list[str] = []
 
-    async def run(self) -> Outcome:
+    async def run(self) -> None:
+        expected = self._recorded
         with self._meter:
-            if not self._options.is_daemon:
-                return await self._play_own_engine()
-            target = _daemon(self._where, self._options.model or self._capture.header["model"])
-            expected = self._recorded_texts()
-            found = await self._play("the daemon", nullcontext(target), expected)
-            return Outcome("the daemon", found, None, len(expected))
+            if self._options.is_daemon:
+                target = nullcontext(_daemon(self._where, self._model))
+                self._played = await self._play(self._name, target, expected)
+                return
+            base, plan = await asyncio.to_thread(self._plans)
+            if self._options.changes and len(expected) < len(self._requests):
+                engine = experiment.own_engine(base, self._where)
+                self._baseline = await self._play("present settings", engine, expected)
+                expected = {**experiment.texts(self._requests, self._baseline), **expected}
+            engine = experiment.own_engine(plan, self._where)
+            self._played = await self._play(self._name, engine, expected)
 
-    async def _play_own_engine(self) -> Outcome:
-        options = self._options
-        base, plan, notes = await asyncio.to_thread(self._plans)
-        expected, baseline = self._recorded_texts(), None
-        recorded = len(expected)
-        if options.changes and recorded < len(self._requests):
-            engine = experiment.own_engine(base, self._where)
-            baseline = await self._play("present settings", engine, expected)
-            expected = {**experiment.texts(self._requests, baseline), **expected}
-        name = options.changes or "present settings"
-        found = await self._play(name, experiment.own_engine(plan, self._where), expected)
-        return Outcome(name, found, baseline, recorded, notes)
+    def result(self) -> CommandResult:
+        capture, model = self._capture, self._capture.header["model"]
+        recorded = experiment.recorded_figures(self._requests)
+        found = experiment.figures_of(self._played)
+        base = experiment.figures_of(self._baseline) if self._baseline else None
+        columns = {"RECORDED": recorded, **({"PRESENT": base} if base else {}), "REPLAY": found}
+        title = f"{len(self._requests)} requests of {model}, played with {self._name}"
+        answers = list(zip(self._requests, self._played, strict=True))
+        data = {
+            "model": model,
+            "played_with": self._name,
+            "skipped": dict(capture.skipped),
+            "recorded": asdict(recorded),
+            "present": asdict(base) if base else None,
+            "replay": asdict(found),
+            "ratios_to_recorded": _ratios(found, recorded),
+            "ratios_to_present": _ratios(found, base) if base else None,
+            "requests": [
+                {
+                    "n": request.number,
+                    "failure": answer.failure,
+                    "first_token_ms": answer.first_token_ms,
+                    "timings": asdict(answer.timings) if answer.timings else None,
+                    "compared": answer.is_compared,
+                    "difference": asdict(answer.difference) if answer.difference else None,
+                }
+                for request, answer in answers
+            ],
+        }
+        failures = [
+            f"request {request.number} failed: {answer.failure}"
+            for request, answer in answers
+            if answer.failure
+        ]
+        skipped = (f"not played: {count} of kind {kind}" for kind, count in capture.skipped.items())
+        notes = (*self._notes, *skipped, *failures[:_SHOWN_MAX])
+        text = "\n".join([title, "", _table(columns), "", *self._answer_lines()])
+        return CommandResult(data, text, notes, int(bool(found.failed)))
 
-    def _plans(self) -> tuple[Plan, Plan, tuple[str, ...]]:
-        """Return the plans of the present settings and of the changed settings, with notes."""
+    def _answer_lines(self) -> Iterator[str]:
+        compared = sum(answer.is_compared for answer in self._played)
+        if not compared:
+            yield "no answer is compared: none was captured greedily (temperature 0)"
+            return
+        pairs = zip(self._requests, self._played, strict=True)
+        different = [(request.number, at) for request, played in pairs if (at := played.difference)]
+        of_capture = f"{len(self._recorded)} captured ones" if self._recorded else ""
+        of_present = "those of the present settings" if self._baseline else ""
+        against = " and ".join(filter(None, [of_capture, of_present]))
+        yield f"{compared - len(different)} of {compared} answers equal {against}"
+        if compared < len(self._requests):
+            yield f"{len(self._requests) - compared} are not compared: sampled, cut off or failed"
+        for number, at in different[:_SHOWN_MAX]:
+            yield (
+                f"  request {number}: token {at.token} of {at.tokens} differs: "
+                f"{_piece(at.found)} instead of {_piece(at.expected)}"
+            )
+        if len(different) > _SHOWN_MAX:
+            yield f"  and {len(different) - _SHOWN_MAX} more (--json has all)"
+
+    def _plans(self) -> tuple[Plan, Plan]:
+        """Return the plans of the present settings and of the changed settings; add notes."""
         options, where = self._options, self._where
-        targets = choose([options.model or self._capture.header["model"]], options.config, where)
+        targets = choose([self._model], options.config, where)
         settings, (model,) = targets.loaded.settings, targets.names
         base = of_profile(settings, where, model).plan
         if options.engine:
-            own = settings.models[model].model_copy(
-                update={"engine": engine_setting(options.engine)}
-            )
-            models = {**settings.models, model: own}
+            engine = {"engine": engine_setting(options.engine)}
+            models = {**settings.models, model: settings.models[model].model_copy(update=engine)}
             settings = settings.model_copy(update={"models": models})
         plan = of_profile(settings, where, model, options.profile, options.flags).plan
-        notes = [*plan.warnings]
+        self._notes += plan.warnings
         if model_fingerprint(plan.gguf.path) != self._capture.header.get("fingerprint"):
-            notes.append(f"{plan.gguf.path.name} is not the model file of the capture")
-        return base, plan, tuple(notes)
+            self._notes.append(f"{plan.gguf.path.name} is not the model file of the capture")
+        return base, plan
 
     def _recorded_texts(self) -> dict[int, str]:
         """Return the captured greedy answers, by number of the request."""

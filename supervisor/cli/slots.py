@@ -92,8 +92,7 @@ def forget(
     if conversation is None and request is None:
         learned = LearnedPrompts(where.prompts).forget(model)
         notes += [f"deleted learned prompts: {learned}"] if learned else []
-    total_bytes = sum(slot.size_bytes for slot in found.slots)
-    count = len(found.slots)
+    total_bytes, count = sum(slot.size_bytes for slot in found.slots), len(found.slots)
     text = f"deleted: {count} slot file{'' if count == 1 else 's'}, {size(total_bytes)}"
     text += f"; emptied slots: {found.emptied}" if found.emptied else ""
     return CommandResult(found.slots, text, tuple(notes))

@@ -169,10 +169,9 @@ def _start_first(
     except errors.Interrupted:
         raise
     except errors.CorralError:
-        instances = [instance for model in client.status().models for instance in _instances(model)]
-        if not any(
-            instance.state == "ready" or _waits_for_worker(instance) for instance in instances
-        ):
+        models = client.status().models
+        instances = (instance for model in models for instance in _instances(model))
+        if not any(found.state == "ready" or _waits_for_worker(found) for found in instances):
             stop_daemon(where)
         raise
 
@@ -359,13 +358,7 @@ def _find_balances(client: Client, word: str | None) -> list[messages.BalanceSta
 
 
 def render(found: messages.BalanceStatus) -> str:
-    return "\n".join(
-        [
-            f"{found.instance}: {_advice(found)}",
-            "",
-            table(_HEAD, [_row(shard) for shard in found.shards]),
-        ]
-    )
+    return f"{found.instance}: {_advice(found)}\n\n{table(_HEAD, [*map(_row, found.shards)])}"
 
 
 def _advice(found: messages.BalanceStatus) -> str:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, Literal, get_args
 
 from supervisor.builds.installed import installed_builds
@@ -80,10 +79,8 @@ class StoredModels:
             if not model.problem and model.path not in own and model.id not in settings.models
         }
         if len(found) > _SERVED_MAX:
-            warn(
-                f"serve_found serves {_SERVED_MAX} of {len(found)} models; "
-                "corral start NAME serves others"
-            )
+            some = f"{_SERVED_MAX} of {len(found)} models"
+            warn(f"serve_found serves {some}; corral start NAME serves others")
             found = dict(islice(found.items(), _SERVED_MAX))
         return loaded.with_models(found)
 
@@ -128,11 +125,8 @@ def choose(
             hint="corral start FILE.gguf serves a file; corral model get smollm2 fetches one",
         )
     names = tuple(added[word].name if word in added else word for word in words)
-    return Targets(
-        loaded,
-        names=names or tuple(loaded.settings.models),
-        added=tuple(model.word for model in added.values()),
-    )
+    added_words = tuple(model.word for model in added.values())
+    return Targets(loaded, names or tuple(loaded.settings.models), added_words)
 
 
 def additional_models(
@@ -297,27 +291,25 @@ def _files(prefix: str) -> Iterator[str]:
 
 def _models() -> Iterator[str]:
     where = directories()
-    yield from (
-        name
-        for name, pin in pinned_module.pins().items()
-        if pinned_module.is_fetched(pin, where.models)
-    )
+    for name, pin in pinned_module.pins().items():
+        if pinned_module.is_fetched(pin, where.models):
+            yield name
     for name, model in load(config_dir=where.config).settings.models.items():
         yield name
         yield from (f"{name}:{variant}" for variant in model.variants)
         yield from (f"{name}+{adapter}" for adapter in model.loras)
 
 
-def _keys() -> Iterator[str]:
+def _keys() -> Iterable[str]:
     from supervisor.cli.key import names
 
-    yield from names(None)
+    return names(None)
 
 
-def _clients() -> Iterator[str]:
+def _clients() -> Iterable[str]:
     from supervisor.clients.programs import CLIENTS
 
-    yield from (client.name for client in CLIENTS)
+    return (client.name for client in CLIENTS)
 
 
 def _requests() -> Iterator[str]:
@@ -346,16 +338,14 @@ def _settings() -> Iterator[str]:
             yield from (".".join((key[0], name, *key[2:])) for name in names)
 
 
-_WORDS: Final[Mapping[Kind, Callable[[], Iterable[str]]]] = MappingProxyType(
-    {
-        "model": _models,
-        "profile": lambda: profile.names(directories().profiles),
-        "engine": lambda: (build.name for build in installed_builds(directories().engines)),
-        "key": _keys,
-        "setting": _settings,
-        "client": _clients,
-        "request": _requests,
-        "any request": _all_requests,
-        "hook": lambda: get_args(HookName),
-    }
-)
+_WORDS: Final[Mapping[Kind, Callable[[], Iterable[str]]]] = {
+    "model": _models,
+    "profile": lambda: profile.names(directories().profiles),
+    "engine": lambda: (build.name for build in installed_builds(directories().engines)),
+    "key": _keys,
+    "setting": _settings,
+    "client": _clients,
+    "request": _requests,
+    "any request": _all_requests,
+    "hook": lambda: get_args(HookName),
+}

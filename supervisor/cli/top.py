@@ -49,14 +49,11 @@ def decode(data: bytes) -> tuple[list[str], bytes]:
 
 
 def flush(data: bytes) -> list[str]:
-    names = []
-    for found in _KEY.finditer(data):
-        key = found[0]
-        if key in _NAMES:
-            names.append(_NAMES[key])
-        elif len(key) == 1 and b" " <= key <= b"~":
-            names.append(key.decode("ascii"))
-    return names
+    keys = _KEY.findall(data)
+    names = (
+        _NAMES.get(key) or (key.decode() if re.fullmatch(rb"[ -~]", key) else "") for key in keys
+    )
+    return [*filter(None, names)]
 
 
 _WAKE: Final = b"\x00"
@@ -254,7 +251,10 @@ class _Display:
             self._terminal.show(lines)
             keyboard = self._terminal.fileno()
             ready, _, _ = select.select([keyboard, self._signals.fileno()], [], [])
-            self._press(self._read_keys() if keyboard in ready else self._terminal.late_keys())
+            keys = self._terminal.keys() if keyboard in ready else self._terminal.late_keys()
+            if keys is None:
+                self._exit_code = _BY_SIGNAL + signal.SIGHUP
+            self._press(keys or ())
             self._handle(self._signals.take())
             while sample := self._poller.take():
                 self._take(sample)
@@ -263,12 +263,6 @@ class _Display:
     def _take(self, sample: top_view.Sample) -> None:
         self._view = top_view.with_sample(self._view, sample)
         self._sample = replace(sample, note="")
-
-    def _read_keys(self) -> list[str]:
-        keys = self._terminal.keys()
-        if keys is None:
-            self._exit_code = _BY_SIGNAL + signal.SIGHUP
-        return keys or []
 
     def _press(self, keys: Iterable[str]) -> None:
         for key in keys:

@@ -95,13 +95,12 @@ def _trials(job: TuneJob) -> Trials:
     return job.search.trials
 
 
-def figures(job: TuneJob, outcome: Outcome, winner: Variant) -> list[tuple[str, str]]:
-    rounds, prompt = outcome.final_rounds, job.sizes.prompt
-    return list(tune_module.figure_lines(_trials(job), winner, rounds, prompt))
-
-
 def profile_text(
-    job: TuneJob, outcome: Outcome, winner: Variant, comparison: Comparison, word: str
+    job: TuneJob,
+    winner: Variant,
+    comparison: Comparison,
+    shown: Sequence[tuple[str, str]],
+    word: str,
 ) -> str:
     plan, model = job.plans.base, job.plans.model
     profile = job.plans.profile
@@ -113,7 +112,7 @@ def profile_text(
     facts = (
         ("date", at.strftime("%Y-%m-%d %H:%M UTC")),
         ("goal", f"{job.goal.name} ({job.goal.title}): {comparison.verdict}"),
-        *figures(job, outcome, winner),
+        *shown,
         ("quality", str(job.checks.found.get(winner, "not checked"))),
         ("machine", f"{now.machine}, {size(machine.read().memory_bytes)}, devices: {now.devices}"),
         ("engine", now.engine),
@@ -179,11 +178,13 @@ def _measure(job: TuneJob, where: Directories, word: str) -> CommandResult:
             )
         why = _why_unchanged(job, outcome)
         return _result(job, outcome, [f"{model}: {why}; nothing was written"], notes)
-    text = profile_text(job, outcome, winner, comparison, word)
+    rounds, prompt = outcome.final_rounds, job.sizes.prompt
+    shown = list(tune_module.figure_lines(_trials(job), winner, rounds, prompt))
+    text = profile_text(job, winner, comparison, shown, word)
     path, backup = tune_space.write(model, where.tuned_profiles, text)
     lines = [
         f"{model} with {winner.name}: {comparison.verdict}",
-        *(f"{name}: {value}" for name, value in figures(job, outcome, winner)),
+        *(f"{name}: {value}" for name, value in shown),
         f"quality: {job.checks.found.get(winner, 'not checked')}",
         f"written to {path}",
     ]
@@ -206,10 +207,9 @@ def undo(word: str) -> CommandResult:
     model = name_of(Path(word)) if is_path else word
     path, restored = tune_space.undo(model, profiles)
     data = {"path": str(path), "restored": restored and str(restored)}
+    text = f"removed {path}: {model} runs with its profile alone"
     if restored:
         text = f"{path} is restored to its state before the last corral tune"
-    else:
-        text = f"removed {path}: {model} runs with its profile alone"
     return CommandResult(data, text, (HOW_TO_APPLY,))
 
 
