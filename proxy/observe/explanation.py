@@ -2,14 +2,17 @@
 
 Everything is computed from the fields of `request.finished` (`proxy.observe.record`), whether the
 request just ended or comes from the history. Error messages are not stored, because they may quote
-a client: an error is explained by its code.
+a client: an error is explained by its code. The texts are in `explanation.toml`.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from http import HTTPStatus
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -19,142 +22,17 @@ from proxy.observe.cache_finding import (
     WITH_LOAD,
     CacheFinding,
     Cause,
-    NoFile,
     Tier,
     cache_finding,
 )
 from proxy.observe.record import PHASES
 
-_LIMIT: Final = "send less, or raise the limit that the response names"
-_FAULT: Final = "corral logs has the details; corral report collects them for a bug report"
-_ENGINE: Final = "corral logs {model} shows what the engine said"
-_KEY: Final = "corral key list shows the keys and their limits"
-# By code: a clause that says what happened, and the cure; None if there is nothing to do.
-_MEANINGS: Final[Mapping[str, tuple[str, str | None]]] = MappingProxyType(
-    {
-        "body_expands": ("the decompressed body is too many times larger", _LIMIT),
-        "body_memory_full": (
-            "the bodies of all requests together used too much memory",
-            "send again after Retry-After, or raise body_memory_bytes under [proxy]",
-        ),
-        "body_too_complex": ("the body has too many values, or too many levels", _LIMIT),
-        "body_too_large": ("the body has too many bytes", _LIMIT),
-        "conflict": (
-            "the file or the batch is in a state that does not allow it",
-            "corral batch list shows the states",
-        ),
-        "context_length_exceeded": (
-            "the prompt is longer than the context of {model}",
-            "send a shorter one, or raise ctx-size among the model's flags",
-        ),
-        "crashes_engine": (
-            "engines crashed twice while they computed this request",
-            "change the request; corral report collects what a bug report needs",
-        ),
-        "draining": ("the server was stopping", "send again after Retry-After"),
-        "expectation_failed": (
-            "the header Expect asks for more than 100-continue",
-            "send no other Expect",
-        ),
-        "forbidden": (
-            "the Host, the Origin or the API key does not allow it",
-            "allowed_hosts and allowed_origins under [proxy], or the key's models, do not name it",
-        ),
-        "header_too_large": ("the header has too many fields, or too long ones", "send fewer"),
-        "internal_error": ("there was a fault in llama-corral itself", _FAULT),
-        "invalid_api_key": ("it had no API key, or an unknown one", _KEY),
-        "invalid_request": (
-            "the request is invalid",
-            "the response says which member is wrong, and why",
-        ),
-        "invalid_token": (
-            "the link to the dashboard was used already, or is too old",
-            "corral ui makes a new one",
-        ),
-        "limit_exceeded": ("a member of the request exceeds a limit of [proxy.limits]", _LIMIT),
-        "method_not_allowed": (
-            "the path does not allow this method",
-            "the header Allow of the response names those that it allows",
-        ),
-        "model_failed": (
-            "{model} cannot be loaded: it failed, does not fit into memory, or was stopped",
-            "corral status shows the cause and its cure; corral start {model} tries again",
-        ),
-        "model_loading": (
-            "{model} was not loaded within the time that the request could wait",
-            "load the model before it is needed (corral load), or raise queue_timeout_s",
-        ),
-        "model_not_found": (
-            "there is no model of this name",
-            "corral status lists the names; aliases under [models.NAME] adds one",
-        ),
-        "not_found": ("there is no such path", "the HTTP API's page lists those that there are"),
-        "not_loaded": (
-            "the model is not loaded, and this request loads none",
-            "corral load {model} loads it",
-        ),
-        "not_served": (
-            "this endpoint of Ollama's API is not served here",
-            "the HTTP API's page lists those that are",
-        ),
-        "previous_response_not_found": (
-            "the response that it continues is not stored, for this API key",
-            "send the whole conversation; with [proxy.stored_responses] they are kept for a day",
-        ),
-        "queue_full": (
-            "too many requests waited for {model}",
-            "more slots (parallel) or replicas, or a longer queue (queue_max under [proxy])",
-        ),
-        "queue_timeout": (
-            "no slot of {model} became free within the time that the request could wait",
-            "more slots (parallel) or replicas, or a longer queue_timeout_s under [proxy]",
-        ),
-        "rate_limit_exceeded": (
-            "its API key is over a limit",
-            f"send again after Retry-After; {_KEY}",
-        ),
-        "request_cancelled": ("an operator cancelled it", None),
-        "request_timeout": ("the client did not send its request in time", None),
-        "session_required": (
-            "it needs a session of the dashboard, or the API key of an admin",
-            "corral ui opens a session",
-        ),
-        "storage_failed": ("the database of jobs could not be used", _FAULT),
-        "storage_full": (
-            "no space was left for files and results of batches",
-            "delete old files and batches, or make space on the disk",
-        ),
-        "unavailable": (
-            "nothing could serve the request",
-            "corral status shows what is loaded, and why the rest is not",
-        ),
-        "unknown_content_encoding": (
-            "the encoding of the body is not supported",
-            "send it plain, or with gzip or deflate",
-        ),
-        "unsupported_media_type": ("the body is no JSON", "send JSON, and say so in Content-Type"),
-        "upstream_crashed": (
-            "the engine of {instance} crashed while it computed this request",
-            f"{_ENGINE}; it is restarted",
-        ),
-        "upstream_failed": ("{instance} failed while it answered", _ENGINE),
-        "upstream_killed": (
-            "another program killed the engine of {instance} while it computed this request",
-            "send it again; corral logs {model} has the signal, and the system's log may say whose",
-        ),
-        "upstream_timeout": (
-            "{instance} sent nothing for too long",
-            f"{_ENGINE}; upstream_read_timeout_s under [proxy] is the limit",
-        ),
-        "wait_too_long": (
-            "the first token was expected later than the client waits (Prefer: wait)",
-            "let it wait longer, or ask for another model",
-        ),
-    }
-)
-# For codes of an engine or a node.
-_REFUSED: Final = ("{instance} refused the request", "the response says why")
-_BROKEN: Final = ("{instance} answered with an error of its own", _ENGINE)
+
+@cache
+def _texts() -> Mapping[str, Any]:
+    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+
+
 _DISCONNECTED: Final = 499
 
 
@@ -167,50 +45,20 @@ def error_meaning(
     """
     if status == _DISCONNECTED and code is None:
         return "the client disconnected before the end", None
-    known = _MEANINGS.get(code or "", _REFUSED if status < 500 else _BROKEN)
+    other = _texts()["other_errors"]["refused" if status < 500 else "broken"]
+    known = _texts()["errors"].get(code, other)
     names = {"model": model or "the model", "instance": instance or "the server"}
-    meaning, cure = known
-    return meaning.format(**names), cure and cure.format(**names)
+    meaning, cure = (*(text.format(**names) for text in known), None)[:2]
+    return meaning, cure
 
 
 _OFTEN: Final = 2
-_ADVICE: Final = MappingProxyType(
-    {
-        Cause.SYSTEM_PROMPT_CHANGED: "keep the system prompt the same in all requests, and put "
-        "what changes (a date, a working directory) into the latest message",
-        Cause.TOOLS_CHANGED: "send the same tools in the same order with each request of a "
-        "conversation",
-        Cause.HISTORY_TRUNCATED: "keep the whole history as long as it fits into ctx-size, or drop "
-        "much of it at once and seldom",
-        Cause.MESSAGE_CHANGED: "send earlier messages as they were; only what is appended is cheap",
-        Cause.OTHER_INSTANCE: "more slots for each instance, or fewer replicas with more slots, "
-        "let conversations stay where their cache is",
-        Cause.SLOT_EVICTED: "raise parallel to as many slots as conversations alternate, or "
-        "cache-ram, where the engine keeps what leaves a slot",
-        Cause.SLOT_BUSY: "send the requests of a conversation one after the other, or raise "
-        "cache-ram, from which other slots are filled",
-        Cause.MODEL_UNLOADED: "let the model stay loaded longer (ttl_s, or keep_alive of "
-        "the request), or save slots (persist_slots) so that caches come back with it",
-        Cause.ENGINE_RESTARTED: "corral logs shows why the engine ended",
-        Cause.SLIDING_WINDOW: "set swa-full = true among the model's flags (more memory), or only "
-        "append to a conversation",
-        Cause.RECURRENT_STATE: "only append to a conversation: the state of a recurrent model "
-        "cannot be cut back",
-        Cause.CACHE_OFF: "leave out cache_prompt, or set it to true",
-        Cause.NOT_FOUND: "corral slots shows what the slots hold",
-        Cause.QUEUE: "more slots (parallel) or replicas, or X-Corral-Priority: batch for requests "
-        "that can wait",
-        Cause.LOADING: "load the model before it is needed (corral load), or let it stay loaded "
-        "longer (ttl_s)",
-        Cause.SLOW_CLIENT: "let the client read the stream as it comes; until then the slot stays "
-        "in use",
-    }
-)
 
 
 def advice(cause: Cause) -> str | None:
     """Return what to do, or None if there is nothing to do."""
-    return _ADVICE.get(cause)
+    found: str | None = _texts()["advice"].get(cause)
+    return found
 
 
 def cache_sentence(found: CacheFinding) -> str:
@@ -223,13 +71,14 @@ def cache_sentence(found: CacheFinding) -> str:
         about = "about " if found.is_about else ""
         place = f"{_place(found)} differs at {about}token {found.token} of {found.tokens}"
         return f"{place}: {change(found)}"
-    why = _LOSSES[found.cause].format(
+    why = _texts()["losses"][found.cause].format(
         instance=f"instance {found.earlier_instance}",
         age="" if found.age_s is None else f" ({found.age_s:g} s ago)",
         wait=_wait(found),
         held="this one" if found.earlier else "its beginning",
     )
-    on_disk = f"; {_NO_FILE[found.no_file]}" if found.no_file in _NO_FILE else ""
+    no_file = _texts()["no_file"].get(found.no_file)
+    on_disk = f"; {no_file}" if no_file else ""
     return f"{_found_clause(found)}, {found.reusable} could be: {why}{on_disk}"
 
 
@@ -302,35 +151,6 @@ _CHANGES: Final[Mapping[Cause, Callable[[CacheFinding], str]]] = MappingProxyTyp
         Cause.MESSAGE_CHANGED: _change_sentence,
     }
 )
-_NOT_FROM_END: Final = "this prompt does not go on from the end of what the slot held"
-_LOSSES: Final = MappingProxyType(
-    {
-        Cause.OTHER_INSTANCE: "the conversation's cache is in {instance}, {wait}",
-        Cause.SLOT_EVICTED: "other conversations took the slot that held {held}",
-        Cause.SLOT_BUSY: "another request of this conversation was using its slot",
-        Cause.MODEL_UNLOADED: "the model was unloaded after the request before{age}, and its cache "
-        "did not come back",
-        Cause.ENGINE_RESTARTED: "the engine of {instance} ended by itself after the request "
-        "before{age}, and its cache with it",
-        Cause.SLIDING_WINDOW: f"the model has a sliding window, and {_NOT_FROM_END}",
-        Cause.RECURRENT_STATE: f"the model is recurrent, and {_NOT_FROM_END}",
-        Cause.CACHE_OFF: "the request has cache_prompt: false",
-        Cause.NOT_FOUND: "{instance} no longer held the rest",
-    }
-)
-# Appended to a sentence about lost tokens.
-_NO_FILE: Final[Mapping[NoFile | None, str]] = MappingProxyType(
-    {
-        NoFile.OFF: "it saves nothing on disk (corral slots says why)",
-        NoFile.COST: "saving it on disk did not pay",
-        NoFile.LIMIT: "the limits of disk space or of writes in an hour kept it from being saved",
-        NoFile.DELETED: "its slot file was deleted (by age or room), or could not be read",
-        NoFile.OTHER_BUILD: "its slot file is of another build or other options",
-        NoFile.FAILED: "its slot file could not be restored",
-    }
-)
-
-
 # Waits below both limits are not mentioned.
 _NOTED_MIN_MS: Final = 50.0
 _NOTED_MIN_SHARE: Final = 0.1
