@@ -1,5 +1,5 @@
 """Files and batches of OpenAI's API, which outlive a connection and the daemon.
 
-`jobs` (`Jobs`, the face of the package; `/v1/batches`), `files_api`, `runner`, `database`,
+`jobs` (`Jobs`, the face of the package; `/v1/files`, `/v1/batches`), `runner`, `database`,
 `own_requests` (requests without a client's connection).
 """

@@ -18,7 +18,6 @@ from multidict import CIMultiDict
 from proxy.cache.prompt import ANYONE, CacheOwner
 from proxy.endpoints.feature import Core
 from proxy.errors import (
-    BadRequest,
     BodyTooLarge,
     InternalError,
     KeyLimited,
@@ -34,7 +33,7 @@ from proxy.http.api_formats import format_of
 from proxy.http.body import Share, check_complexity
 from proxy.observe.record import CLIENT_GONE, AccessRecord, InFlightRequest, Timeline
 from proxy.request.models import ModelNames
-from proxy.request.request import Priority, ProxyRequest, json_request
+from proxy.request.request import Priority, ProxyRequest, encode_members, json_request
 from proxy.router.lease import Lease
 from proxy.upstream.endpoint_kinds import ENDPOINTS
 
@@ -192,10 +191,7 @@ async def _request(
     if kind is None:
         raise NotFound(f"no instance has an endpoint {quote(path)}")
     plain = {name: value for name, value in members.items() if name not in _STREAM_MEMBERS}
-    try:
-        body = orjson.dumps(plain)
-    except TypeError as error:  # parsing allows more levels than serialising
-        raise BadRequest(f"the body cannot be serialised: {error}") from error
+    body = encode_members(plain)
     if len(body) > share.settings.max_body_bytes:
         raise BodyTooLarge(share.settings.max_body_bytes)
     share.add_bytes(len(body))

@@ -5,29 +5,199 @@ or one failure after a request that it did not begin to answer, they are withdra
 again; meanwhile the pause between polls grows to a minute. A node that reports that it is stopping
 gets no more requests. In-flight requests are not cut. State changes only in methods without
 `await`.
+
+Prefixes are read so that a turn goes to the machine that has its cache. A llama-corral reports them
+in digests; other servers have no such endpoint. A node with news in the last 30 s is asked twice a
+second, others every 5 s, and all nodes together at most a hundred times a second.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, Literal
+from urllib.parse import urlencode
 
+from proxy.auth.access import PREFIXES
+from proxy.cache.remote_prefixes import DIGEST_MAX_BYTES, Digest, UnreadableDigest, read_digest
 from proxy.common.background_tasks import persist
+from proxy.common.headers import DRAINING, HOP, PROCESS
 from proxy.errors import UpstreamFailed, UpstreamTimeout
 from proxy.nodes.configured import NODE_TIMES, ConfiguredNode, NodeTimes
-from proxy.nodes.model_list import OfferedModel, RemoteModel, Unreadable, served_id
-from proxy.nodes.poll import NodeDraining, NodePoller, PrefixReader
+from proxy.nodes.model_list import (
+    OfferedModel,
+    RemoteModel,
+    Unreadable,
+    count_slots,
+    read_remote_models,
+    served_id,
+)
 from proxy.observe.record import Emit
 from proxy.request.models import ModelNames
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
+from proxy.upstream.client import FetchedBody, get_request
 from proxy.upstream.upstream import Upstream
 
 NodeState = Literal["up", "down", "draining", "same"]
+
+_TIMEOUT_S: Final = 5.0
+_LARGE_BYTES: Final = 64 * 1024
+_MAX_BYTES: Final = 2 * 1024**2
+_PROCESS_MAX_CHARACTERS: Final = 64
+
+
+class NodeDraining(Exception):
+    """The node is stopping: it finishes its requests, and accepts no more."""
+
+
+class NodePoller:
+    def __init__(self, node: ConfiguredNode, settings: ProxySettings) -> None:
+        self._node = node
+        self._settings = settings
+        self._slots: dict[str, int] = {}
+
+    async def poll(self) -> tuple[tuple[RemoteModel, ...], str]:
+        """Read its loaded models, and those that it would load; also returns its process.
+
+        The process is empty if the node is not a llama-corral.
+
+        Raises:
+            NodeDraining: It is stopping.
+            UpstreamFailed, UpstreamTimeout, Unreadable: Its answer is not that of a node.
+        """
+        answer = await self._fetch("/v1/models")
+        if DRAINING in answer.headers:
+            raise NodeDraining
+        if answer.status != 200:
+            raise Unreadable(f"it answers {answer.status} to /v1/models, and lists no models there")
+        settings = self._node.settings
+        with_loadable = settings.load == "idle"
+        read = functools.partial(
+            read_remote_models, answer.body, settings.models, with_loadable=with_loadable
+        )
+        is_large = len(answer.body) > _LARGE_BYTES
+        remote_models = await asyncio.to_thread(read) if is_large else read()
+        await self._read_slots(remote_models)
+        process = answer.headers.get(PROCESS, "")[:_PROCESS_MAX_CHARACTERS]
+        return remote_models, process
+
+    async def _read_slots(self, remote_models: Sequence[RemoteModel]) -> None:
+        for remote_model in remote_models:
+            is_new = remote_model.id not in self._slots
+            if remote_model.is_loaded and remote_model.slots is None and is_new:
+                # Without autoload=false, a llama-server in router mode would load the model.
+                query = urlencode({"model": remote_model.id, "autoload": "false"})
+                answer = await self._fetch("/slots", query)
+                if answer.status != 200:
+                    return  # the endpoint is missing for all models
+                slots = count_slots(answer.body) or self._node.settings.slots
+                self._slots[remote_model.id] = slots
+
+    async def _fetch(self, path: str, query: str = "") -> FetchedBody:
+        request = get_request(path, query, **{HOP: "1", "Accept": "application/json"})
+        return await self._node.fetch(request, self._settings, _TIMEOUT_S, _MAX_BYTES)
+
+    def slots_of(self, remote_model: RemoteModel) -> int:
+        return remote_model.slots or self._slots.get(remote_model.id, self._node.settings.slots)
+
+    def forget_slots(self) -> None:
+        self._slots.clear()
+
+
+# A node is idle after this many reads without news.
+_IDLE_READS: Final = 60
+# The node has no digests; after a restart it may have.
+_PAUSE_WITHOUT_S: Final = 60.0
+_READS_PER_S: Final = 100
+_PREFIXES_TIMEOUT_S: Final = 5.0
+# Requests may wait for the models of a node that is new.
+_FIRST_PREFIXES_TIMEOUT_S: Final = 1.0
+
+
+def prefixes_pause_s(unchanged: int, nodes: int, times: NodeTimes = NODE_TIMES) -> float:
+    """Return the time until the next read, after `unchanged` reads without news."""
+    wait_s = times.digest_s if unchanged < _IDLE_READS else times.idle_digest_s
+    return max(wait_s, nodes / _READS_PER_S)
+
+
+class PrefixReader:
+    """Reads the digests of one node; `upstreams` returns its admitted models, by name."""
+
+    def __init__(
+        self,
+        node: ConfiguredNode,
+        nodes: NodeMonitors,
+        upstreams: Callable[[], Mapping[str, Upstream]],
+    ) -> None:
+        self._node = node
+        self._nodes = nodes
+        self._upstreams = upstreams
+        self._cursor = ""
+        self._known: Mapping[str, Upstream] = {}
+        self._unchanged = 0
+
+    async def serve(self) -> None:
+        try:
+            while True:
+                has_digests = await self._read() if self._follow() else True
+                wait_s = prefixes_pause_s(self._unchanged, len(self._nodes), self._nodes.times)
+                await asyncio.sleep(wait_s if has_digests else _PAUSE_WITHOUT_S)
+        finally:
+            self._forget()
+
+    async def read_first(self, upstreams: Mapping[str, Upstream]) -> None:
+        """Read the prefixes of models before their admission, if the node answers within 1 s."""
+        with suppress(UpstreamFailed, UpstreamTimeout, UnreadableDigest):
+            response = await self._fetch("", _FIRST_PREFIXES_TIMEOUT_S)
+            if response.status == 200:
+                self._known = upstreams
+                self._take(read_digest(response.body))
+
+    async def _read(self) -> bool:
+        """Read the news; return False if the node has no digests."""
+        self._unchanged += 1
+        try:
+            response = await self._fetch(self._cursor, _PREFIXES_TIMEOUT_S)
+            if response.status == 200:
+                self._take(read_digest(response.body))
+        except (UpstreamFailed, UpstreamTimeout):
+            return True
+        except UnreadableDigest:
+            return False
+        return response.status in {200, 204}
+
+    async def _fetch(self, cursor: str, limit_s: float) -> FetchedBody:
+        request = get_request(PREFIXES, urlencode({"after": cursor}), **{HOP: "1"})
+        return await self._node.fetch(request, self._nodes.settings, limit_s, DIGEST_MAX_BYTES)
+
+    # No method below awaits.
+
+    def _follow(self) -> bool:
+        """Start over if the node's models have changed; return whether there are any."""
+        upstreams = self._upstreams()
+        if upstreams.keys() != self._known.keys():
+            self._forget()
+        self._known = dict(upstreams)
+        return bool(upstreams)
+
+    def _take(self, digest: Digest) -> None:
+        if digest.is_whole:
+            self._forget()
+        self._unchanged, self._cursor = 0, digest.cursor
+        for upstream in self._known.values():
+            if upstream.node and (hashes := digest.hashes.get(upstream.node.model)):
+                self._nodes.router.cache.add_remote(upstream, hashes)
+
+    def _forget(self) -> None:
+        self._cursor = ""
+        for name in self._known:
+            self._nodes.router.cache.remote.forget(name)
+
 
 _FAILURES: Final = 2
 _RANDOM_BYTES: Final = 12
@@ -51,9 +221,7 @@ class NodeMonitor:
         self.remote_models: tuple[RemoteModel, ...] = ()
         self._nodes = nodes
         self._poller = NodePoller(node, nodes.settings)
-        self.prefixes = PrefixReader(
-            node, nodes.router, nodes.settings, self.upstreams, nodes.__len__, nodes.times
-        )
+        self.prefixes = PrefixReader(node, nodes, self.upstreams)
         self._failures = 0
         # The random word of the process that it monitors; empty if that is no llama-corral, or
         # the node is not used.

@@ -15,7 +15,7 @@ from support.proxy_harness import ProxyHarness, until
 
 from proxy.errors import NodeUnconnected
 from proxy.nodes.configured import NodeAddress, configured_nodes
-from proxy.nodes.poll import NodePoller
+from proxy.nodes.monitor import NodePoller
 from proxy.nodes.settings import NodeSettings, parse_url
 from proxy.settings import TlsSettings
 

@@ -16,7 +16,7 @@ from support.proxy_harness import ProxyHarness, until
 from support.upstream import Call
 
 from proxy.auth.access import PREFIXES
-from proxy.nodes.poll import prefixes_pause_s
+from proxy.nodes.monitor import prefixes_pause_s
 
 ANSWER = "It is as wide as you want it to be."
 KEYS = """
