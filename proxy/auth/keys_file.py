@@ -201,20 +201,13 @@ def file_version(path: Path) -> FileVersion | None:
 
 
 def _render(key: Key) -> str:
-    members = {
-        "sha256": key.digest.hex(),
-        "max_in_flight": key.max_in_flight,
-        "requests_per_minute": key.requests_per_minute,
-        "models": None if key.models is None else sorted(key.models),
-        "priority": None if key.priority == "interactive" else key.priority,
-        "admin": key.admin or None,
-        "tokens_per_minute": key.tokens_per_minute,
-        "tokens_per_day": key.tokens_per_day,
-        "max_context": key.max_context,
-    }
+    members = {"sha256": key.digest.hex()}
+    members |= {name: getattr(key, name) for name in _Entry.model_fields if hasattr(key, name)}
     # These JSON values are valid TOML too, as no character is above U+FFFF.
     lines = [
-        f"{name} = {json.dumps(value)}" for name, value in members.items() if value is not None
+        f"{name} = {json.dumps(value, default=sorted)}"
+        for name, value in members.items()
+        if name == "sha256" or value != _Entry.model_fields[name].default
     ]
     return "\n".join((f"[keys.{json.dumps(key.name)}]", *lines, ""))
 

@@ -50,15 +50,8 @@ class Totals:
     first_tokens_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """The figures of one second; `first_token_s` is the mean of requests that ended in it."""
-
-    at_s: int
-    tokens_per_second: float = 0.0
-    prompt_tokens_per_second: float = 0.0
-    queued: int = 0
-    first_token_s: float | None = None
+# The figures of one second; `first_token_s` is the mean of requests that ended in it.
+_FIGURES: Final = ("tokens_per_second", "prompt_tokens_per_second", "queued", "first_token_s")
 
 
 def with_running(ended: Totals, instances: Iterable[InstanceStats]) -> Totals:
@@ -74,13 +67,13 @@ def with_running(ended: Totals, instances: Iterable[InstanceStats]) -> Totals:
     )
 
 
-@dataclass(slots=True)
 class Rates:
     """The latest samples. An ending request may be counted a moment late, but only once."""
 
-    samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
-    _before: Totals | None = None
-    _before_at_s: float = 0.0
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float | None, ...]] = deque(maxlen=_SAMPLES)
+        self._before: Totals | None = None
+        self._before_at_s = 0.0
 
     def add(self, totals: Totals, queued: int, at_s: float) -> None:
         """Add a sample from the totals at a later time."""
@@ -89,32 +82,26 @@ class Rates:
         decoded = max(totals.decoded_tokens, before.decoded_tokens)
         prompt = max(totals.prompt_tokens, before.prompt_tokens)
         waited_s = totals.first_tokens_s - before.first_tokens_s
-        sample = Sample(
-            int(at_s),
+        sample = (
             round((decoded - before.decoded_tokens) / elapsed_s, 1),
             round((prompt - before.prompt_tokens) / elapsed_s, 1),
             queued,
             round(waited_s / first_tokens, 3) if first_tokens > 0 else None,
         )
-        self.samples.append(sample)
+        self._samples.append(sample)
         self._before = Totals(decoded, prompt, totals.first_tokens, totals.first_tokens_s)
         self._before_at_s = at_s
 
     def latest(self) -> dict[str, Any]:
-        if not self.samples:
+        if not self._samples:
             return {}
-        members = {name: getattr(self.samples[-1], name) for name in Sample.__slots__}
-        return {name: value for name, value in members.items() if value is not None}
+        members = dict(zip(_FIGURES, self._samples[-1], strict=True))
+        return _without_none(at_s=int(self._before_at_s), **members)
 
     def history(self) -> dict[str, Any]:
         """Return all samples, as a list for each member."""
-        columns: dict[str, Any] = {
-            name: [getattr(sample, name) for sample in self.samples]
-            for name in Sample.__slots__
-            if name != "at_s"
-        }
-        at_s = self.samples[-1].at_s if self.samples else 0
-        return {"at_s": at_s, "interval_s": INTERVAL_S, **columns}
+        columns = {name: [row[at] for row in self._samples] for at, name in enumerate(_FIGURES)}
+        return {"at_s": int(self._before_at_s), "interval_s": INTERVAL_S, **columns}
 
 
 def slots_of(leases: Sequence[LeaseStats], count: int, started_at_s: float) -> dict[str, Any]:

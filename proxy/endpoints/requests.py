@@ -16,6 +16,7 @@ from aiohttp import web
 
 from proxy.auth.api_keys import visible_client
 from proxy.endpoints.feature import Core, Feature
+from proxy.endpoints.slots import decode_rate
 from proxy.errors import BadRequest, NotFound, RequestCancelled, Unavailable
 from proxy.http.middleware import PATH_ID, Routes, json_response
 from proxy.observe.explanation import explain, own_figures
@@ -81,7 +82,7 @@ def _stats(
         prompt_tokens_done=sum(lease.prompt_done for lease in leases),
         cached_tokens=sum(lease.cached for lease in leases),
         decoded_tokens=sum(lease.decoded for lease in leases),
-        tokens_per_second=round(sum(_rates(leases, now_s)), 2),
+        tokens_per_second=round(sum(decode_rate(lease, now_s) for lease in leases), 2),
     )
 
 
@@ -98,16 +99,6 @@ def _phase(record: AccessRecord, leases: Sequence[LeaseStats], position: int | N
     if record.model is None:
         return "reading"
     return "queued" if position else "loading"
-
-
-def _rates(leases: Iterable[LeaseStats], now_s: float) -> Iterator[float]:
-    for lease in leases:
-        if (
-            lease.first_token_at_s is not None
-            and lease.decoded > 1
-            and now_s > lease.first_token_at_s
-        ):
-            yield (lease.decoded - 1) / (now_s - lease.first_token_at_s)
 
 
 class Requests:

@@ -157,13 +157,14 @@ def _slot(number: int, instance: InstanceStats, lease: LeaseStats | None, now_s:
         prompt_tokens_done=lease.prompt_done,
         cached_tokens=lease.cached,
         decoded_tokens=lease.decoded,
-        tokens_per_second=_decode_rate(lease, now_s),
+        tokens_per_second=decode_rate(lease, now_s),
         age_s=round(max(0.0, now_s - lease.began_at_s), 3),
         pass_tokens=lease.prompt_step if lease.first_token_at_s is None else 1,
     )
 
 
-def _decode_rate(lease: LeaseStats, now_s: float) -> float:
+def decode_rate(lease: LeaseStats, now_s: float) -> float:
+    """Return its tokens per second until now; 0 before the second token."""
     # The first token ends the prefill.
     if lease.first_token_at_s is None or now_s <= lease.first_token_at_s or lease.decoded < 2:
         return 0.0

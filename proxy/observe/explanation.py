@@ -203,20 +203,10 @@ class Explanation:
     def as_json(self) -> dict[str, Any]:
         first = self.findings[0] if self.findings else None
         return {
-            "request": self.request,
-            "model": self.model,
-            "instance": self.instance,
-            "status": self.status,
-            "code": self.code,
+            **asdict(self),
             "cause": self.cause,
             "sentence": first.sentence if first else None,
             "advice": first.advice if first else None,
-            "duration_ms": self.duration_ms,
-            "first_token_ms": self.first_token_ms,
-            "phases_ms": dict(self.phases_ms),
-            "expected_cached_tokens": self.expected_cached_tokens,
-            "cache": self.cache and dict(self.cache),
-            "findings": [asdict(finding) for finding in self.findings],
         }
 
 

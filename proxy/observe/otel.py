@@ -18,7 +18,6 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from aiohttp import web
@@ -171,15 +170,6 @@ _ATTRIBUTES: Final = {
 _SERVER_ERROR: Final = 500
 
 
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """A child span; times are milliseconds since the beginning of the request."""
-
-    name: str
-    begin_ms: float
-    end_ms: float
-
-
 def method_of(method: str) -> str:
     return method if method in _METHODS else "_OTHER"
 
@@ -213,10 +203,11 @@ def is_error(fields: Mapping[str, Any]) -> bool:
     return (fields["status"] or 0) >= _SERVER_ERROR
 
 
-def phases(fields: Mapping[str, Any]) -> Iterator[Phase]:
-    """Yield the phases that took any time, in the order of the request.
+def phases(fields: Mapping[str, Any]) -> Iterator[tuple[str, float, float]]:
+    """Yield the phases that took any time, in the order of the request: name, begin and end.
 
-    A phase that a retry repeated is one span of their total time.
+    The times are milliseconds since the beginning of the request. A phase that a retry repeated is
+    one span of their total time.
     """
     waits_ms = [(name, fields[f"{name}_ms"]) for name in _BEFORE_TOKENS]
     decode_ms = fields["decode_ms"] + fields["stalled_ms"] if fields["decode_ms"] else 0.0
@@ -225,7 +216,7 @@ def phases(fields: Mapping[str, Any]) -> Iterator[Phase]:
     at_ms = max(0.0, decode_at_ms - before_ms)
     for name, took_ms in (*waits_ms, ("decode", decode_ms)):
         if took_ms:
-            yield Phase(_SPAN_NAMES.get(name, name), at_ms, at_ms + took_ms)
+            yield _SPAN_NAMES.get(name, name), at_ms, at_ms + took_ms
         at_ms += took_ms
 
 
@@ -303,10 +294,10 @@ class _Trace:
         if is_error(fields):
             span.set_status(Status(StatusCode.ERROR))
         context = trace.set_span_in_context(span)
-        for phase in phases(fields):
-            begin_ns = began_ns + round(phase.begin_ms * _NS_PER_MS)
-            child = self._tracer.start_span(phase.name, context, start_time=begin_ns)
-            child.end(began_ns + round(phase.end_ms * _NS_PER_MS))
+        for phase, begin_ms, end_ms in phases(fields):
+            begin_ns = began_ns + round(begin_ms * _NS_PER_MS)
+            child = self._tracer.start_span(phase, context, start_time=begin_ns)
+            child.end(began_ns + round(end_ms * _NS_PER_MS))
         span.end(began_ns + round(fields["duration_ms"] * _NS_PER_MS))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from opentelemetry.semconv.attributes import error_attributes, http_attributes
 
-from proxy.observe.otel import Phase, attributes, is_error, method_of, phases, span_name
+from proxy.observe.otel import attributes, is_error, method_of, phases, span_name
 from supervisor.events import EVENTS
 
 FINISHED: dict[str, Any] = {
@@ -75,18 +75,18 @@ def test_names_are_those_of_the_events_and_of_the_conventions() -> None:
 
 def test_phases_lead_up_to_the_first_token_and_on_from_it() -> None:
     assert list(phases(FINISHED)) == [
-        Phase("queue", 50, 150),
-        Phase("load", 150, 550),
-        Phase("prefill", 550, 700),
-        Phase("decode", 700, 950),
+        ("queue", 50, 150),
+        ("load", 150, 550),
+        ("prefill", 550, 700),
+        ("decode", 700, 950),
     ]
 
 
 def test_phases_stay_within_the_request() -> None:
     whole = {**FINISHED, "first_token_ms": 1000.0}  # its text came all at once
-    assert max(phase.end_ms for phase in phases(whole)) == 1000
+    assert max(end_ms for _, _, end_ms in phases(whole)) == 1000
     queued = {**FINISHED, **dict.fromkeys(("load_ms", "prefill_ms", "decode_ms"), 0.0)}
-    assert list(phases(queued)) == [Phase("queue", 0, 100)]
+    assert list(phases(queued)) == [("queue", 0, 100)]
 
 
 def test_a_rejected_request_has_what_is_known_of_it() -> None:
