@@ -53,36 +53,27 @@ class BatchQueueStats:
     avg_wait_ms: float = 0.0  # Average wait of a request until its turn.
 
 
-_COUNTERS: Final[Mapping[str, tuple[str, Callable[[BatchQueueStats], float]]]] = {
-    "corral_batch_requests_queued": (
-        "Batch requests that joined.",
-        lambda stats: stats.total_queued,
-    ),
-    "corral_batches_formed": ("Batches that began.", lambda stats: stats.total_batches),
-    "corral_batch_requests_single": (
-        "Batch requests that began singly.",
-        lambda stats: stats.total_single,
-    ),
-}
-_GAUGES: Final[Mapping[str, tuple[str, Callable[[BatchQueueStats], float]]]] = {
-    "corral_batch_size_mean": (
-        "Requests of a batch, on average.",
-        lambda stats: stats.avg_batch_size,
-    ),
-    "corral_batch_wait_mean_seconds": (
-        "Wait of a batch request until its turn, on average.",
-        lambda stats: stats.avg_wait_ms / 1000,
-    ),
-}
+_JOINED: Final = "Batch requests that joined."
+_SINGLE: Final = "Batch requests that began singly."
+_WAIT: Final = "Wait of a batch request until its turn, on average."
+_LABELS: Final = ("model",)
 
 
 def metrics_of(stats: Mapping[str, BatchQueueStats]) -> Iterator[Metric]:
-    for family_of, figures in ((CounterMetricFamily, _COUNTERS), (GaugeMetricFamily, _GAUGES)):
-        for name, (text, value) in figures.items():
-            family = family_of(name, text, labels=("model",))
-            for model, model_stats in stats.items():
-                family.add_metric((model,), value(model_stats))
-            yield family
+    families: list[CounterMetricFamily | GaugeMetricFamily] = [
+        CounterMetricFamily("corral_batch_requests_queued", _JOINED, labels=_LABELS),
+        CounterMetricFamily("corral_batches_formed", "Batches that began.", labels=_LABELS),
+        CounterMetricFamily("corral_batch_requests_single", _SINGLE, labels=_LABELS),
+        GaugeMetricFamily(
+            "corral_batch_size_mean", "Requests of a batch, on average.", labels=_LABELS
+        ),
+        GaugeMetricFamily("corral_batch_wait_mean_seconds", _WAIT, labels=_LABELS),
+    ]
+    for model, its in stats.items():
+        counts = its.total_queued, its.total_batches, its.total_single, its.avg_batch_size
+        for family, value in zip(families, (*counts, its.avg_wait_ms / 1000), strict=True):
+            family.add_metric((model,), value)
+    yield from families
 
 
 _RETRY_MAX_S: Final = 120

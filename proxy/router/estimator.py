@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -22,6 +21,7 @@ from prometheus_client.core import HistogramMetricFamily
 
 from proxy.common.background_tasks import FAILURES
 from proxy.errors import WaitTooLong
+from proxy.observe.metrics import Histogram
 from proxy.observe.record import AccessRecord
 from proxy.request.request import ProxyRequest
 from proxy.router.forecast import (
@@ -41,29 +41,6 @@ BOUNDS: Final = (0.05, 0.1, 0.15, 0.25, 0.4, 0.6, 1.0, 2.0, 5.0)
 _MODELS_MAX: Final = 64
 # The shortest time of a first token.
 _REAL_MIN_S: Final = 0.001
-
-
-class ErrorHistograms:
-    """Counts of relative errors by inclusive upper bounds, not cumulative, and their sum."""
-
-    def __init__(self) -> None:
-        self._counts: dict[str, list[int]] = {}
-        self._totals: dict[str, float] = {}
-
-    def add(self, model: str, estimated_s: float, real_s: float) -> None:
-        """Count one estimate; only the first 64 models count."""
-        if model not in self._counts:
-            if len(self._counts) >= _MODELS_MAX:
-                return
-            self._counts[model], self._totals[model] = [0] * (len(BOUNDS) + 1), 0.0
-        real_s = max(real_s, _REAL_MIN_S)
-        error = abs(estimated_s - real_s) / real_s
-        self._counts[model][bisect_left(BOUNDS, error)] += 1
-        self._totals[model] += error
-
-    @property
-    def by_model(self) -> Mapping[str, tuple[list[int], float]]:
-        return {model: (counts, self._totals[model]) for model, counts in self._counts.items()}
 
 
 # Sample at most 4 requests/s, and spend at most 0.1 % of the time on estimates.
@@ -107,7 +84,7 @@ class Estimator:
         self._router = router
         self._loader = loader
         self._clock = clock
-        self._errors = ErrorHistograms()
+        self._errors: dict[str, Histogram] = {}  # relative errors by model, of the first 64
         self._due_at_s = 0.0
 
     def estimate(self, request: ProxyRequest, *, is_own: bool = False) -> Estimate:
@@ -117,7 +94,9 @@ class Estimator:
         """
         if is_own:
             request = self._router.as_client_knows(request)
-        load = self._load(request)
+        load = None
+        if self._loader and not self._router.serves(request.model):
+            load = self._loader.load_forecast(request.model)
         reader = self._router.work_reader(request.model)
         return self._estimate(request, load, reader.work(request, _engines(request.model, load)))
 
@@ -132,25 +111,11 @@ class Estimator:
         waiting = work.waiting[work.place]
         tokens = waiting.prompt_tokens
         new_tokens = waiting.new_on(instance) if instance else tokens
-        length = lengths.get(instance or "")
-        is_loaded = self._router.serves(request.model)
+        length, is_loaded = lengths.get(instance or ""), self._router.serves(request.model)
+        model, others = request.model, work.others
         return Estimate(
-            request.model,
-            tokens,
-            new_tokens,
-            instance,
-            is_loaded,
-            length,
-            load,
-            first,
-            factor,
-            work.others,
+            model, tokens, new_tokens, instance, is_loaded, length, load, first, factor, others
         )
-
-    def _load(self, request: ProxyRequest) -> LoadForecast | None:
-        if self._loader is None or self._router.serves(request.model):
-            return None
-        return self._loader.load_forecast(request.model)
 
     def _first_token(
         self, model: str, work: ModelWork, load: LoadForecast | None, factor: float
@@ -233,10 +198,16 @@ class Estimator:
             measures.tokens.note(found.length, record.timings)
         if found.first_token and timeline.first_token_ms is not None:
             real_s = timeline.began_at_s + timeline.first_token_ms / 1000 - at_s
-            self._errors.add(found.model, found.first_token.first_token_s, real_s)
+            self._note_error(found.model, found.first_token.first_token_s, real_s)
             if found.load is None:
                 uncorrected_s = found.first_token.first_token_s / found.factor
                 measures.correction.note(found.others, uncorrected_s, real_s)
+
+    def _note_error(self, model: str, estimated_s: float, real_s: float) -> None:
+        if model in self._errors or len(self._errors) < _MODELS_MAX:
+            real_s = max(real_s, _REAL_MIN_S)
+            histogram = self._errors.setdefault(model, Histogram(BOUNDS))
+            histogram.add(abs(estimated_s - real_s) / real_s)
 
     def collect(self) -> Iterator[Metric]:
         text = (
@@ -245,9 +216,9 @@ class Estimator:
         )
         family = HistogramMetricFamily("corral_estimate_error_ratio", text, labels=("model",))
         edges = [*(str(bound) for bound in BOUNDS), "+Inf"]
-        for model, (counts, total) in self._errors.by_model.items():
-            buckets = list(zip(edges, accumulate(counts), strict=True))
-            family.add_metric((model,), buckets, total)
+        for model, histogram in self._errors.items():
+            buckets = list(zip(edges, accumulate(histogram.counts), strict=True))
+            family.add_metric((model,), buckets, histogram.total)
         yield family
 
 

@@ -393,9 +393,11 @@ class SlotAssignment:
         if left_s <= 0 or self._queue.waiting("interactive"):
             return _NONE
         self.recheck_in_s = min(self.recheck_in_s, left_s)
-        if of_model.own_free > min(queued.request.slots, of_model.own_slots - 1):
+        sets = of_model.sets
+        own_free = sets.free_slots(sets.all & ~sets.spare)
+        if own_free > min(queued.request.slots, of_model.own_slots - 1):
             return _NONE
-        if not of_model.has_free_spare:
+        if not sets.free & sets.spare:
             return None
         return {instance.upstream.name: left_s for instance in of_model.own}
 

@@ -73,8 +73,6 @@ class InstanceSets:
             if instance in self._numbers:
                 self._update(instance)
 
-    # One instance.
-
     def weight(self, instance: RoutingTarget) -> float:
         return self.weights[instance.upstream.name].value
 
@@ -85,8 +83,6 @@ class InstanceSets:
         found = filter(None, map(self.get, names))
         return sum({instance.bit for instance in found})
 
-    # Some of them.
-
     def peers(self, some: int) -> int:
         """Return the instances that equal these in being spare and in being on trial."""
         spare = self.spare if some & self.spare else ~self.spare
@@ -96,11 +92,6 @@ class InstanceSets:
         return sum(
             (slots - in_use) * (some & members).bit_count()
             for (in_use, slots), members in self._by_use.items()
-        )
-
-    def slots(self, some: int) -> int:
-        return sum(
-            slots * (some & members).bit_count() for (_, slots), members in self._by_use.items()
         )
 
     def least_loaded(self, some: int) -> int:
@@ -116,9 +107,8 @@ class InstanceSets:
     def first_turn(self, some: int) -> RoutingTarget:
         if some.bit_count() > self._few:
             return next(instance for _, _, instance in self._turns if instance.bit & some)
-        return min(
-            self.members(some), key=lambda instance: (instance.turn, self._numbers[instance])
-        )
+        members = self.members(some)
+        return min(members, key=lambda instance: (instance.turn, self._numbers[instance]))
 
     def by_prefill_rate(self, some: int) -> Iterator[RoutingTarget]:
         """Yield instances, the fastest in computing prompts first."""
@@ -137,12 +127,8 @@ class InstanceSets:
 
     def _update(self, instance: RoutingTarget) -> None:
         now = (len(instance.leases), instance.turn, -instance.rates.prefill_tps)
-        before, number, slots = (
-            self._states.get(instance),
-            self._numbers[instance],
-            instance.upstream.slots,
-        )
-        self._states[instance] = now
+        before, number = self._states.get(instance), self._numbers[instance]
+        slots, self._states[instance] = instance.upstream.slots, now
         if before is None or before[0] != now[0]:
             if before is not None:
                 self._by_use[before[0], slots] &= ~instance.bit
@@ -213,15 +199,6 @@ class ModelInstances:
         if len(self.answering) == 1:  # most models have one instance
             return self.answering[0].has_free_slot
         return self.sets.free > 0
-
-    @property
-    def has_free_spare(self) -> bool:
-        return self.sets.free & self.sets.spare > 0
-
-    @property
-    def own_free(self) -> int:
-        sets = self.sets
-        return sets.free_slots(sets.all & ~sets.spare)
 
     @property
     def weights(self) -> Mapping[str, Weight]:

@@ -65,12 +65,9 @@ class WorkReader:
         measures: ModelMeasures,
         clock: Clock,
     ) -> None:
-        self._queue = queue
-        self._instances = instances
-        self._prefix_index = prefix_index
-        self._assignment = assignment
-        self._measures = measures
-        self._clock = clock
+        self._queue, self._assignment = queue, assignment
+        self._instances, self._prefix_index = instances, prefix_index
+        self._measures, self._clock = measures, clock
 
     def work(self, request: ProxyRequest, idle: Sequence[EngineWork]) -> EstimatedWork:
         """Return the work if a request came now; `idle` are engines that would be loaded."""
@@ -82,11 +79,11 @@ class WorkReader:
         entries = list(order)
         place = entries.index(new)
         instances = self._instances_considered(request)
-        lengths = self._lengths(new, instances)
-        known = [self._waiting(entry, instances) for entry in entries[:_READ_MAX]]
+        known = [self._waiting(entry, instances)[0] for entry in entries[:_READ_MAX]]
+        estimated, lengths = self._waiting(new, instances)
         # Far requests are assumed to equal those before them; those behind this one matter little.
         waiting = [known[at % len(known)] for at in range(place)]
-        waiting.append(self._waiting(new, instances))
+        waiting.append(estimated)
         waiting += known[place + 1 : place + 1 + _BEHIND_MAX]
         engines = tuple(self._engine(instance) for instance in instances) or tuple(idle)
         if request.prompt and not instances:
@@ -186,33 +183,34 @@ class WorkReader:
             done = total - self._measures.tokens.new(length)
         return RunningRequest(slot, max(1, total - done), done, answer_tokens)
 
-    def _waiting(self, entry: QueuedRequest, instances: Sequence[RoutingTarget]) -> WaitingRequest:
+    def _waiting(
+        self, entry: QueuedRequest, instances: Iterable[RoutingTarget]
+    ) -> tuple[WaitingRequest, Mapping[str, PromptLength]]:
+        """Return a request, and the length of its prompt for each instance, by name."""
         prompt, tokens = entry.request.prompt, self._measures.tokens
         whole = PromptLength(prompt.tokens if prompt else 1)
-        lengths = self._lengths(entry, instances)
-        return WaitingRequest(
+        lengths: dict[str, PromptLength] = {}
+        slots: dict[str, int] = {}  # Those that hold its conversation.
+        if prompt:
+            hint = self._prefix_index.look_up(prompt, entry.session)
+            held = self._prefix_index.held_tokens(prompt)
+            for instance in instances:
+                name, slot = instance.upstream.name, self._slot(hint, instance)
+                cached = self._cached_tokens(
+                    prompt, hint, held, instance, has_slot=slot is not None
+                )
+                lengths[name] = PromptLength(prompt.tokens, cached)
+                if slot is not None:
+                    slots[name] = slot
+        waiting = WaitingRequest(
             tokens.whole(whole),
             self._measures.lengths.expected(entry.request.answer_limit),
             tokens.new(whole),
             {name: tokens.new(length) for name, length in lengths.items() if length.cached},
             entry.awaited.upstream.name if entry.awaited else None,
-            self._slots(entry, instances),
+            slots,
         )
-
-    def _lengths(
-        self, entry: QueuedRequest, instances: Iterable[RoutingTarget]
-    ) -> dict[str, PromptLength]:
-        """Return the prompt's length and expected cached tokens, for each instance."""
-        if (prompt := entry.request.prompt) is None:
-            return {}
-        hint = self._prefix_index.look_up(prompt, entry.session)
-        held = self._prefix_index.held_tokens(prompt)
-        return {
-            instance.upstream.name: PromptLength(
-                prompt.tokens, self._cached_tokens(prompt, hint, held, instance)
-            )
-            for instance in instances
-        }
+        return waiting, lengths
 
     def _cached_tokens(
         self,
@@ -220,23 +218,18 @@ class WorkReader:
         hint: CacheHint,
         held: Iterable[tuple[int, int]],
         instance: RoutingTarget,
+        *,
+        has_slot: bool,
     ) -> int:
         cached = max((tokens for tokens, holders in held if holders & instance.bit), default=0)
         if instance.upstream.node:
             cached = max(cached, hint.cached_tokens(instance.bit))
-        if hint.conversation and self._slot(hint, instance) is not None:
+        if hint.conversation and has_slot:
             # The tokens up to the last turn of the conversation, its answers included.
             known = set(hint.conversation.turn_hashes)
             turns = [at for at, turn_hash in enumerate(prompt.turn_hashes) if turn_hash in known]
             cached = max(cached, prompt.tokens_until(turns[-1]) if turns else 0)
         return cached
-
-    def _slots(self, entry: QueuedRequest, instances: Iterable[RoutingTarget]) -> dict[str, int]:
-        hint = self._prefix_index.look_up(entry.request.prompt, entry.session)
-        if hint.conversation is None:
-            return {}
-        slots = ((instance.upstream.name, self._slot(hint, instance)) for instance in instances)
-        return {name: slot for name, slot in slots if slot is not None}
 
     def _slot(self, hint: CacheHint, instance: RoutingTarget) -> int | None:
         """Return the slot of an instance that holds the conversation of a prompt."""
