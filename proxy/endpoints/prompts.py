@@ -87,7 +87,7 @@ def _kind(members: Mapping[str, Any], headers: Mapping[str, str]) -> EndpointKin
 
 
 def estimate_json(estimate: Estimate, is_visible: Callable[[str], bool]) -> dict[str, object]:
-    load, first = estimate.load, estimate.first_token
+    load = estimate.load
     return {
         "model": estimate.model,
         "instance": estimate.instance,
@@ -98,7 +98,7 @@ def estimate_json(estimate: Estimate, is_visible: Callable[[str], bool]) -> dict
         "load_s": 0.0 if estimate.is_loaded else _round_seconds(load.in_s) if load else None,
         "evicts": list(filter(is_visible, load.evicts)) if load else [],
         "refusal": load.refusal if load else None,
-        "first_token_s": _round_seconds(first.first_token_s) if first else None,
+        "first_token_s": _round_seconds(estimate.first_token_s),
     }
 
 

@@ -1,7 +1,31 @@
-"""The candidates for the requests in a queue, which choose one after the other.
+"""The routing policies: which of the candidates takes a request.
+
+`affinity`, the default:
+
+1. A conversation goes to its owner, if the owner's cache holds at least 64 of its tokens. It moves
+   if the owner has no free slot, another instance has one, and waiting takes longer than the answer
+   there: the prompt's time plus a quarter, plus the time to refill the owner's cache as far as no
+   slot file holds it. It also waits no longer than that, so a wrong estimate costs at most twice
+   the move. It leaves an owner with a free slot only for a faster instance, by the same rule.
+2. A new conversation goes to an instance that owns less than 1.25 times its share plus one (without
+   the extra one, the first few related conversations would be separated): first the one with most
+   of the prompt in its cache, then the one that owns the fewest conversations, then the least busy.
+   A faster instance gets it in spite of a smaller cache if it answers in less than 4/5 of the time.
+
+Shares, loads and turns are relative to the instances' weights (`Weight`).
+
+Instances on trial serve some conversations, the others serve the rest (`on_trial`), and each
+conversation stays on its side. Only a request that finds no slot there goes to the other side.
+
+`least-busy` takes the instance with the fewest requests per slot, `round-robin` the next in turn. A
+spare instance (by default, one on another machine) takes only requests that find no free slot
+elsewhere; a conversation that it owns stays there. No request goes to an instance without a free
+slot.
 
 A choice looks at sets of instances, and compares few of them, so that a thousand instances cost as
-much as two. `policy` explains the rules.
+much as two. The requests in a queue choose one after the other.
+
+Source: Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads", 2016.
 """
 
 from __future__ import annotations
@@ -16,11 +40,16 @@ from proxy.cache.index import CacheHint
 from proxy.cache.prompt import session_hash
 from proxy.request.request import ProxyRequest
 from proxy.router.lease import RoutingTarget
-from proxy.router.policy import SHARE, SOONER, WORTH_TOKENS
 from proxy.router.registry import InstanceSets, least
 from proxy.settings import Policy
 from proxy.upstream.upstream import Timings, average
 
+# The most conversations of an instance, as a multiple of its share.
+_SHARE: Final = 1.25
+# How much sooner another instance must answer.
+_SOONER: Final = 1.25
+# Computing fewer tokens is as fast as finding them in a cache.
+_WORTH_TOKENS: Final = 64
 _HASHES: Final = 2**64
 # Assumed time for which a request holds a slot, before the first has finished.
 _HELD_S: Final = 2.0
@@ -228,7 +257,7 @@ class _ByCache:
         return None, worth_s - waited_s
 
     def _is_useful(self, instance: RoutingTarget) -> bool:
-        return self._hint.cached_tokens(instance.bit) >= WORTH_TOKENS
+        return self._hint.cached_tokens(instance.bit) >= _WORTH_TOKENS
 
     def _prefilled_in_s(self, instance: RoutingTarget) -> float:
         """Return when the prompt would be computed, if a slot were free now."""
@@ -245,7 +274,7 @@ class _ByCache:
     def _worth_s(self, owner: RoutingTarget, other: RoutingTarget) -> float:
         """Return the longest wait for the owner that costs no more than a move to `other`."""
         unsaved = self._hint.cached_tokens(owner.bit) - self._hint.saved_tokens(owner.bit)
-        there_s = SOONER * self._prefilled_in_s(other) + self._decode_s(other)
+        there_s = _SOONER * self._prefilled_in_s(other) + self._decode_s(other)
         return there_s + unsaved / owner.rates.prefill_tps - self._answered_in_s(owner)
 
     def _find_below_share(self) -> int:
@@ -253,7 +282,7 @@ class _ByCache:
         found = 0
         for weight, weighted in self._sets.by_weight.items():
             for count, some in self._owners.items():
-                if count < SHARE * self._share * weight + 1:
+                if count < _SHARE * self._share * weight + 1:
                     found |= self._first & some & weighted
         return found
 
@@ -261,16 +290,16 @@ class _ByCache:
         sets = self._sets
         best = sets.first_turn(sets.least_loaded(self._fewest_owned(self._most_cached(allowed))))
         faster = self._faster(best, allowed) if self._is_useful(best) else None
-        is_sooner = faster and SOONER * self._answered_in_s(faster) < self._answered_in_s(best)
+        is_sooner = faster and _SOONER * self._answered_in_s(faster) < self._answered_in_s(best)
         return faster if faster and is_sooner else best
 
     def _most_cached(self, some: int) -> int:
         found, worth = 0, 1
         for tokens, holders in self._hint.cached:
-            if tokens // WORTH_TOKENS < worth:
+            if tokens // _WORTH_TOKENS < worth:
                 break
             if some & holders:
-                found, worth = found | some & holders, tokens // WORTH_TOKENS
+                found, worth = found | some & holders, tokens // _WORTH_TOKENS
         return found or some
 
     def _fewest_owned(self, some: int) -> int:

@@ -24,14 +24,7 @@ from proxy.errors import WaitTooLong
 from proxy.observe.metrics import Histogram
 from proxy.observe.record import AccessRecord
 from proxy.request.request import ProxyRequest
-from proxy.router.forecast import (
-    EngineWork,
-    FirstToken,
-    LoadForecast,
-    LoadForecaster,
-    ModelWork,
-    first_token,
-)
+from proxy.router.forecast import EngineWork, LoadForecast, LoadForecaster, first_token
 from proxy.router.lease import Clock
 from proxy.router.measures import PromptLength
 from proxy.router.router import Router
@@ -61,18 +54,10 @@ class Estimate:
     # The prompt's length and its expected part in the instance's cache; None without a prompt.
     length: PromptLength | None = None
     load: LoadForecast | None = None  # The load before the request, if no instance serves the model
-    # Time of the first token, including the wait in the queue.
-    first_token: FirstToken | None = None
+    queue_s: float | None = None  # The wait for a slot behind other requests, without a load.
+    first_token_s: float | None = None  # Time of the first token, with the queue and the load.
     factor: float = 1.0  # The factor of the correction, beside `others` other requests.
     others: int = 0
-
-    @property
-    def queue_s(self) -> float | None:
-        """The wait for a slot behind other requests, without the time of a load."""
-        if self.first_token is None:
-            return None
-        load_s = self.load.in_s if self.load else 0.0
-        return max(0.0, self.first_token.queued_s - (load_s or 0.0))
 
 
 class Estimator:
@@ -104,28 +89,24 @@ class Estimator:
         self, request: ProxyRequest, load: LoadForecast | None, estimated_work: EstimatedWork
     ) -> Estimate:
         work, lengths = estimated_work
-        factor = self._router.measures(request.model).correction.factor(work.others)
-        first = self._first_token(request.model, work, load, factor)
-        only_engine = work.engines[0].name if len(work.engines) == 1 else None
-        instance = first.instance if first else only_engine
+        measures = self._router.measures(request.model)
+        costs, factor = measures.costs(), measures.correction.factor(work.others)
+        instance = work.engines[0].name if len(work.engines) == 1 else None
+        queue_s = first_s = None
+        if costs and not (load and (load.in_s is None or load.refusal)):
+            load_s = (load and load.in_s) or 0.0  # the correction is not for the load
+            if found := first_token(replace(work, ready_in_s=load_s), costs):
+                instance, queued_s, first_token_s = found
+                queue_s = max(0.0, factor * (queued_s - load_s))
+                first_s = load_s + factor * (first_token_s - load_s)
         waiting = work.waiting[work.place]
         tokens = waiting.prompt_tokens
         new_tokens = waiting.new_on(instance) if instance else tokens
         length, is_loaded = lengths.get(instance or ""), self._router.serves(request.model)
-        model, others = request.model, work.others
+        times = queue_s, first_s, factor, work.others
         return Estimate(
-            model, tokens, new_tokens, instance, is_loaded, length, load, first, factor, others
+            request.model, tokens, new_tokens, instance, is_loaded, length, load, *times
         )
-
-    def _first_token(
-        self, model: str, work: ModelWork, load: LoadForecast | None, factor: float
-    ) -> FirstToken | None:
-        costs = self._router.measures(model).costs()
-        if costs is None or (load and (load.in_s is None or load.refusal)):
-            return None
-        ready_in_s = (load and load.in_s) or 0.0
-        found = first_token(replace(work, ready_in_s=ready_in_s), costs)
-        return found and found.correct(factor, ready_in_s)
 
     @property
     def is_due(self) -> bool:
@@ -196,11 +177,11 @@ class Estimator:
         measures, timeline = self._router.measures(found.model), record.timeline
         if found.length and record.timings and record.instance == found.instance:
             measures.tokens.note(found.length, record.timings)
-        if found.first_token and timeline.first_token_ms is not None:
+        if found.first_token_s is not None and timeline.first_token_ms is not None:
             real_s = timeline.began_at_s + timeline.first_token_ms / 1000 - at_s
-            self._note_error(found.model, found.first_token.first_token_s, real_s)
+            self._note_error(found.model, found.first_token_s, real_s)
             if found.load is None:
-                uncorrected_s = found.first_token.first_token_s / found.factor
+                uncorrected_s = found.first_token_s / found.factor
                 measures.correction.note(found.others, uncorrected_s, real_s)
 
     def _note_error(self, model: str, estimated_s: float, real_s: float) -> None:
@@ -234,7 +215,7 @@ def _engines(model: str, load: LoadForecast | None) -> list[EngineWork]:
 
 def _check(request: ProxyRequest, found: Estimate, wait_s: float) -> None:
     """Raise WaitTooLong if the first token would come after the client's limit."""
-    first_token_s = found.first_token.first_token_s if found.first_token else 0.0
+    first_token_s = found.first_token_s or 0.0
     if first_token_s <= wait_s:
         return
     parts = f"{found.queue_s or 0.0:.1f} s in the queue"

@@ -208,28 +208,12 @@ class SimulatedEngine:
         self.now_s += seconds / self._weight
 
 
-@dataclass(frozen=True, slots=True)
-class FirstToken:
-    """When a request gets its slot (`queued_s`) and its first token, in seconds from now.
+def first_token(work: ModelWork, costs: EngineCosts) -> tuple[str, float, float] | None:
+    """Simulate engines until the estimated request has its first token; None: none has a slot.
 
-    Both include the time of a load.
+    Returns the instance, and the seconds until the request has its slot and its first token, the
+    time of a load included.
     """
-
-    instance: str
-    queued_s: float
-    first_token_s: float
-
-    def correct(self, factor: float, ready_in_s: float) -> FirstToken:
-        """Return the times with all but the load multiplied by a factor."""
-        queued_s, first_token_s = (
-            ready_in_s + factor * (time_s - ready_in_s)
-            for time_s in (self.queued_s, self.first_token_s)
-        )
-        return FirstToken(self.instance, queued_s, first_token_s)
-
-
-def first_token(work: ModelWork, costs: EngineCosts) -> FirstToken | None:
-    """Simulate engines until the estimated request has its first token; None: none has a slot."""
     engines = [
         SimulatedEngine(engine, costs, work.ready_in_s)
         for engine in work.engines
@@ -242,7 +226,7 @@ def first_token(work: ModelWork, costs: EngineCosts) -> FirstToken | None:
     taken: tuple[SimulatedEngine, RunningRequest, float] | None = None  # with the time of its slot
     while True:
         if taken and (first_token_s := taken[1].first_token_s) is not None:
-            return FirstToken(taken[0].name, taken[2], first_token_s)
+            return taken[0].name, taken[2], first_token_s
         if found := _next_assignment(engines, waiting):
             engine, waiting_request = found[0], waiting.pop(found[1])
             request = _take(engine, waiting_request)

@@ -40,8 +40,7 @@ from proxy.observe.record import InFlight, InFlightRequest
 from proxy.request.request import ProxyRequest
 from proxy.request.variants import MARK
 from proxy.router.measures import Finished
-from proxy.router.policy import EQUAL, Speed, Weight
-from proxy.upstream.upstream import UNMEASURED, Rates, Timings, Upstream
+from proxy.upstream.upstream import UNMEASURED, DecodeLatency, Rates, Timings, Upstream
 
 # A prompt of up to this many tokens takes about one pass.
 FEW_TOKENS: Final = 64
@@ -129,6 +128,25 @@ class ResponseProgress:
 # to blame; killed by SIGKILL from outside, and no request is to blame; stopped on purpose, as to
 # unload its model; failed in another way.
 ProcessExit = Literal["crashed", "killed", "stopped", "failed"]
+
+
+WeightReason = Literal["measured", "set", "equal"]
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """An instance's share of requests as a multiple of an average one."""
+
+    value: float = 1.0
+    # `measured`, `set` in the settings, or `equal`: too few measurements, or too little difference.
+    reason: WeightReason = "equal"
+
+
+EQUAL: Final = Weight()
+
+
+# An instance's measured latency, and its weight in the settings, or None.
+Speed = tuple[DecodeLatency, float | None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import ChainMap
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -346,7 +347,9 @@ def with_times(timings: Timings, lease: Lease, now_s: float) -> Timings:
     return replace(timings, prompt_ms=prompt_ms, decode_ms=decode_ms)
 
 
-class ModelQueues:
+class ModelQueues(dict[str, ModelQueue]):
+    """The queue of each model, made when it is needed."""
+
     def __init__(
         self,
         instances: Instances,
@@ -356,23 +359,16 @@ class ModelQueues:
         on_idle: Callable[[], None],
     ) -> None:
         self._parts = instances, prefix_index, settings, clock, on_idle
-        self._queues: dict[str, ModelQueue] = {}
 
-    def queue_of(self, model: str) -> ModelQueue:
-        queue = self._queues.get(model)
-        if queue is None:
-            queue = self._queues[model] = ModelQueue(model, *self._parts)
+    def __missing__(self, model: str) -> ModelQueue:
+        queue = self[model] = ModelQueue(model, *self._parts)
         return queue
 
     def assign_slots(self, model: str) -> None:
-        self.queue_of(model).assign_slots()
+        self[model].assign_slots()
 
-    def positions(self) -> dict[tuple[str, str], int]:
-        return {
-            key: position
-            for queue in self._queues.values()
-            for key, position in queue.positions().items()
-        }
+    def positions(self) -> Mapping[tuple[str, str], int]:
+        return ChainMap(*(queue.positions() for queue in self.values()))
 
     def stats(self) -> Mapping[str, QueueStats]:
-        return {model: queue.stats() for model, queue in self._queues.items()}
+        return {model: queue.stats() for model, queue in self.items()}

@@ -2,6 +2,12 @@
 
 A set is a number with a bit for each instance, so that a choice among a thousand instances looks at
 few of them. Sets are updated incrementally: only instances that changed since the last choice move.
+
+Weights share requests between instances of unequal speed, in inverse proportion to the latency per
+token, like the layers of `corral balance`. An instance with too few measurements gets an average
+share, so that it is measured. Below a threshold all weights are equal, because two engines on one
+machine rarely measure the same. Every share is large enough for its instance to be measured again;
+measurements from long before the model's latest response do not count.
 """
 
 from __future__ import annotations
@@ -15,9 +21,8 @@ from functools import partial
 from typing import Final
 
 from proxy.common.background_tasks import persist
-from proxy.router.lease import Clock, RoutingTarget
-from proxy.router.policy import Weight, weights_of
-from proxy.upstream.upstream import Rates, Upstream
+from proxy.router.lease import EQUAL, Clock, RoutingTarget, Speed, Weight
+from proxy.upstream.upstream import MEMORY_S, DecodeLatency, Rates, Upstream
 
 # Up to this number, instances are compared one by one; above, a sorted list is used.
 
@@ -150,6 +155,38 @@ def least(found: Iterable[tuple[float, int]]) -> int:
         elif value == smallest:
             union |= some
     return union
+
+
+_IMBALANCE_THRESHOLD: Final = 2.0
+# The smallest weight, relative to the fastest instance's.
+_SMALLEST: Final = 1 / 16
+
+
+def weights_of(speeds: Sequence[Speed]) -> list[Weight]:
+    """Return the weights of one model's instances; measured weights average 1."""
+    measured = iter(_measured_weights([latency for latency, weight in speeds if weight is None]))
+    return [next(measured) if weight is None else Weight(weight, "set") for _, weight in speeds]
+
+
+def _measured_weights(latencies: Sequence[DecodeLatency]) -> list[Weight]:
+    speeds = _relative_speeds(latencies)
+    known = [speed for speed in speeds if speed is not None]
+    if not known or max(known) <= _IMBALANCE_THRESHOLD * min(known):
+        return [EQUAL] * len(latencies)
+    mean, least = sum(known) / len(known), _SMALLEST * max(known)
+    return [
+        EQUAL if speed is None else Weight(max(speed, least) / mean, "measured") for speed in speeds
+    ]
+
+
+def _relative_speeds(latencies: Sequence[DecodeLatency]) -> list[float | None]:
+    """Return speeds as multiples of one instance's; None if it cannot be compared."""
+    since_s = max((latency.latest_s for latency in latencies), default=0.0) - MEMORY_S
+    base = max(
+        latencies, key=lambda latency: (latency.latest_s >= since_s, latency.samples), default=None
+    )
+    ratios = [base and latency.over(base, since_s) for latency in latencies]
+    return [1 / ratio if ratio else None for ratio in ratios]
 
 
 # Weights of three or more instances are cached for 0.01 s per instance, at least 1 s. Weights of

@@ -45,6 +45,7 @@ from proxy.router.engine_faults import (
     answers_health,
 )
 from proxy.router.lease import (
+    EQUAL,
     Activity,
     Clock,
     Completion,
@@ -57,7 +58,6 @@ from proxy.router.lease import (
 )
 from proxy.router.measures import ModelMeasures
 from proxy.router.model_queue import Load, ModelDemand, ModelQueue, ModelQueues
-from proxy.router.policy import EQUAL
 from proxy.router.queue import QueuedRequest, queue_entry
 from proxy.router.registry import Instances, InstanceTasks
 from proxy.router.slot_saver import SlotSaver, SlotWriter
@@ -154,13 +154,13 @@ class Router:
             self.storage.add(upstream.name, upstream.model, storage)
         self.cache.register(upstream, filled)
         self.registry.admit(upstream, self.cache.bit(upstream.name))
-        self.queues.queue_of(upstream.model).note_admission()
+        self.queues[upstream.model].note_admission()
 
     def withdraw(self, name: str) -> None:
         """Route no more requests to an instance; those in flight continue."""
         if instance := self.registry.get(name):
             self.registry.withdraw(instance)
-            self.queues.queue_of(instance.upstream.model).note_withdrawal(instance)
+            self.queues[instance.upstream.model].note_withdrawal(instance)
 
     def serves(self, model: str) -> bool:
         return bool(self.registry.in_service(model))
@@ -228,15 +228,15 @@ class Router:
 
     def pause(self, model: str) -> None:
         """Queue all requests for a model, even if a slot is free."""
-        self.queues.queue_of(model).is_paused = True
+        self.queues[model].is_paused = True
 
     def resume(self, model: str) -> None:
-        queue = self.queues.queue_of(model)
+        queue = self.queues[model]
         queue.is_paused = False
         queue.assign_slots()
 
     def demand(self, model: str) -> ModelDemand:
-        return self.queues.queue_of(model).demand()
+        return self.queues[model].demand()
 
     def add_slot_file(self, file: SlotFile) -> None:
         self.cache.files.add(file)
@@ -329,7 +329,7 @@ class Router:
         )
 
     def work_reader(self, model: str) -> WorkReader:
-        return self.queues.queue_of(model).reader
+        return self.queues[model].reader
 
     def as_client_knows(self, request: ProxyRequest) -> ProxyRequest:
         """Return a request for an estimate that uses only cache content of its own key."""
@@ -339,7 +339,7 @@ class Router:
         return replace(request, prompt=prompt.known_to(blocks))
 
     def measures(self, model: str) -> ModelMeasures:
-        return self.queues.queue_of(model).measures
+        return self.queues[model].measures
 
     # A request.
 
@@ -370,7 +370,7 @@ class Router:
             UpstreamKilled: Replaces the error that a SIGKILL from outside caused in it.
         """
         self._crash_suspects.check(request)
-        queue = self.queues.queue_of(request.model)
+        queue = self.queues[request.model]
         queued = queue_entry(request, avoid, self._clock())
         lease = queue.lease_now(queued) or await self._acquire(queue, queued, load)
         if lease.is_taken:
@@ -437,7 +437,7 @@ class Router:
     def _learn(self, lease: Lease, completed: Completion) -> None:
         request, timings, name = lease.request, completed.timings, lease.upstream.name
         prompt = request.prompt
-        self.queues.queue_of(request.model).note_finished(lease, timings)
+        self.queues[request.model].note_finished(lease, timings)
         if prompt:
             if timings:
                 self.cache_use.note(lease, timings)
@@ -503,7 +503,7 @@ class Router:
         if lease.is_taken:
             lease.is_taken = False
             self.signals.slots_freed(lease, slot_use(lease, len(lease.slots), held))
-        self.queues.queue_of(lease.request.model).release(lease)
+        self.queues[lease.request.model].release(lease)
         if lease.upstream.cache_key:
             self._slot_writer.note_end(lease.instance)
 

@@ -12,9 +12,8 @@ from proxy.cache.index import CacheHint, PrefixIndex
 from proxy.cache.prompt import Prompt
 from proxy.request.request import ProxyRequest
 from proxy.router.forecast import EngineWork, ModelWork, RunningRequest, WaitingRequest
-from proxy.router.lease import Clock, Lease, RoutingTarget
+from proxy.router.lease import EQUAL, Clock, Lease, RoutingTarget
 from proxy.router.measures import ModelMeasures, PromptLength, Span
-from proxy.router.policy import EQUAL
 from proxy.router.queue import QueuedRequest, RequestQueue, SlotAssignment, queue_entry
 from proxy.router.registry import Instances
 

@@ -49,7 +49,7 @@ async def learned(proxy: ProxyHarness) -> None:
     await proxy.fake(answers)
     async with proxy.ask(stream=True, messages=[{"role": "user", "content": LONG}]) as response:
         await response.read()
-    assert Estimator(proxy.router).estimate(ask("hello")).first_token
+    assert Estimator(proxy.router).estimate(ask("hello")).first_token_s
 
 
 async def test_nothing_is_known_of_a_model_before_its_first_response(proxy: ProxyHarness) -> None:
@@ -165,14 +165,14 @@ async def test_a_model_that_is_not_loaded_is_loaded_first(proxy: ProxyHarness) -
     proxy.router.measures("chat").note(slow())
     forecast = LoadForecast(4.0, ("other",), slots=2)
     found = Estimator(proxy.router, Forecaster(forecast)).estimate(ask("hello"))
-    assert found.first_token
-    assert found.first_token.first_token_s > 4.0
+    assert found.first_token_s
+    assert found.first_token_s > 4.0
     assert found.queue_s == 0.0
     assert found.load == forecast
     refused = LoadForecast(4.0, refusal="there is no memory")
-    assert Estimator(proxy.router, Forecaster(refused)).estimate(ask("hello")).first_token is None
+    assert Estimator(proxy.router, Forecaster(refused)).estimate(ask("hello")).first_token_s is None
     never = LoadForecast(None)
-    assert Estimator(proxy.router, Forecaster(never)).estimate(ask("hello")).first_token is None
+    assert Estimator(proxy.router, Forecaster(never)).estimate(ask("hello")).first_token_s is None
 
 
 async def test_what_a_model_taught_outlives_its_instance(proxy: ProxyHarness) -> None:
@@ -182,7 +182,7 @@ async def test_what_a_model_taught_outlives_its_instance(proxy: ProxyHarness) ->
         await response.read()
     proxy.router.withdraw("chat.1")
     found = Estimator(proxy.router, Forecaster(LoadForecast(4.0))).estimate(ask("hello"))
-    assert found.first_token
+    assert found.first_token_s
     assert not found.is_loaded
 
 

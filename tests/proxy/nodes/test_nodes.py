@@ -22,7 +22,7 @@ from support.upstream import Call, Fake, say_ok
 
 from proxy.errors import Unavailable
 from proxy.request.variants import Adapter
-from proxy.router.policy import Weight
+from proxy.router.lease import Weight
 from proxy.upstream import client
 
 LOADED = {"id": "chat", "status": {"value": "loaded"}, "meta": {"slots": 2}}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 
 from proxy.router.forecast import (
     EngineCosts,
     EngineWork,
-    FirstToken,
     ModelWork,
     RunningRequest,
     WaitingRequest,
@@ -16,6 +17,18 @@ from proxy.router.forecast import (
 
 COSTS = EngineCosts((0.0, 0.001, 0.0, 0.0), (0.01, 0.0, 0.0))
 BATCH = 100
+
+
+class FirstToken(NamedTuple):
+    instance: str
+    queued_s: float
+    first_token_s: float
+
+
+def simulated(work: ModelWork, costs: EngineCosts = COSTS) -> FirstToken:
+    found = first_token(work, costs)
+    assert found
+    return FirstToken(*found)
 
 
 def engine(
@@ -32,8 +45,7 @@ def wait(tokens: int, answer: float = 10, **new: int) -> WaitingRequest:
 
 def found(*engines: EngineWork, ahead: tuple[WaitingRequest, ...] = (), tokens: int) -> FirstToken:
     work = ModelWork(engines, (*ahead, wait(tokens)), len(ahead))
-    first = first_token(work, COSTS)
-    assert first
+    first = simulated(work)
     return rounded(first)
 
 
@@ -52,11 +64,9 @@ def test_without_a_slot_nothing_is_known() -> None:
 
 def test_cached_tokens_are_not_computed_and_deep_ones_take_longer() -> None:
     work = ModelWork((engine(free=(0,)),), (wait(1000, n0=100),), 0)
-    first = first_token(work, COSTS)
-    assert first
+    first = simulated(work)
     assert first.first_token_s == pytest.approx(0.1)
-    deeper = first_token(work, EngineCosts((0.0, 0.001, 0.00001, 0.0002), (0.01, 0.0, 0.0)))
-    assert deeper
+    deeper = simulated(work, EngineCosts((0.0, 0.001, 0.00001, 0.0002), (0.01, 0.0, 0.0)))
     assert deeper.first_token_s == pytest.approx(0.1 + 0.00001 * 100 * 950 + 0.0002 * 900)
 
 
@@ -91,8 +101,7 @@ def test_the_faster_and_the_freer_engine_answers() -> None:
 def test_a_prompt_goes_where_most_of_it_is() -> None:
     one, other = engine(free=(0,)), engine(free=(0,), name="chat.1")
     work = ModelWork((one, other), (wait(1000, n0=1000, n1=100),), 0)
-    first = first_token(work, COSTS)
-    assert first
+    first = simulated(work)
     assert first.instance == "chat.1"
 
 
@@ -105,8 +114,7 @@ def test_a_request_that_waits_for_its_owner_delays_none_behind_it() -> None:
 
 def test_a_model_that_loads_begins_later() -> None:
     work = ModelWork((engine(free=(0,)),), (wait(100),), 0, ready_in_s=3.0)
-    first = first_token(work, COSTS)
-    assert first
+    first = simulated(work)
     assert rounded(first) == FirstToken("chat.0", 3.0, 3.1)
 
 

@@ -13,8 +13,7 @@ from support.requests import ask, upstream
 
 from proxy.cache.index import CacheHint
 from proxy.router.candidates import Candidates, LeaseTimes
-from proxy.router.lease import Lease, RoutingTarget
-from proxy.router.policy import Weight
+from proxy.router.lease import Lease, RoutingTarget, Weight
 from proxy.router.registry import InstanceSets
 from proxy.settings import Policy
 from proxy.upstream.upstream import Node, Rates

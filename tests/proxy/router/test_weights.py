@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.router.policy import EQUAL, Speed, Weight, weights_of
+from proxy.router.lease import EQUAL, Speed, Weight
+from proxy.router.registry import weights_of
 from proxy.upstream.upstream import UNMEASURED, DecodeLatency, Measurement
 
 
