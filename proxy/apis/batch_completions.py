@@ -18,7 +18,7 @@ import functools
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import orjson
 from aiohttp import web
@@ -153,80 +153,7 @@ class BatchRefused(Exception):
         self.answer = answer
 
 
-class LinesWriter:
-    def __init__(self, response: ClientResponse) -> None:
-        self._response = response
-        self._turn = asyncio.Lock()
-
-    async def begin(self) -> None:
-        await self._response.begin(200, CIMultiDict({"Content-Type": LINES}))
-
-    async def add(self, result: Mapping[str, Any], _answer: OwnAnswer) -> None:
-        async with self._turn:
-            await self._response.write(orjson.dumps(result) + b"\n")
-
-    async def finish(self, stats: Mapping[str, object]) -> None:
-        await self._response.finish(orjson.dumps({"stats": stats}) + b"\n")
-
-
-class WholeWriter:
-    """Holds the results; if every prompt failed, the response is the first one's error.
-
-    Methods raise ConnectionError if the client has left.
-    """
-
-    def __init__(self, response: ClientResponse) -> None:
-        self._response = response
-        self._results: dict[int, bytes] = {}
-        self._size_bytes = 0
-        self._failed: dict[int, OwnAnswer] = {}
-
-    async def begin(self) -> None:
-        """Send nothing before the end."""
-
-    async def add(self, result: Mapping[str, Any], answer: OwnAnswer) -> None:
-        if "error" in result:
-            self._failed[result["index"]] = answer
-        self._keep(result["index"], result)
-
-    def _keep(self, index: int, result: Mapping[str, Any]) -> None:
-        self._results[index] = encoded = orjson.dumps(result)
-        self._size_bytes += len(encoded)
-        if self._size_bytes > GATHERED_MAX_BYTES:
-            raise UpstreamFailed(
-                f"the results are larger than {GATHERED_MAX_BYTES} bytes; "
-                f"send fewer prompts at once, or to /v1/batch/completions with Accept: {LINES}"
-            )
-
-    def _join_results(self) -> bytes:
-        return b",".join(self._results[index] for index in sorted(self._results))
-
-    async def finish(self, stats: Mapping[str, object]) -> None:
-        if len(self._failed) == len(self._results):
-            await write_whole(self._response, self._failed[0])
-            return
-        body = b'{"results":[%b],"stats":%b}' % (self._join_results(), orjson.dumps(stats))
-        await write_whole(self._response, OwnAnswer(200, body))
-
-
-class PlainWriter(WholeWriter):
-    """Holds results with `token_ids`, `text` and `num_generated`, and sends no statistics."""
-
-    async def add(self, result: Mapping[str, Any], answer: OwnAnswer) -> None:
-        if "error" in result:
-            raise BatchRefused(answer)
-        self._keep(result["index"], {name: result[name] for name in _PLAIN})
-
-    async def finish(self, _stats: Mapping[str, object]) -> None:
-        body = b'{"results":[%b]}' % self._join_results()
-        await write_whole(self._response, OwnAnswer(200, body))
-
-
-ResultWriter = LinesWriter | WholeWriter
-
-
-def writer_for(accept: str, response: ClientResponse) -> ResultWriter:
-    return LinesWriter(response) if LINES in accept.lower() else WholeWriter(response)
+Form = Literal["lines", "object", "plain"]
 
 
 async def write_whole(response: ClientResponse, answer: OwnAnswer) -> None:
@@ -261,13 +188,13 @@ class BatchCompletions:
         names: ModelNames,
         *,
         read_batch: Callable[[Mapping[str, Any], int], PromptBatch] = read_batch,
-        make_writer: Callable[[str, ClientResponse], ResultWriter] = writer_for,
+        is_plain: bool = False,
     ) -> None:
         """Answer a request.
 
         Args:
             read_batch: Reads the members of the body; its second argument is the limit of prompts.
-            make_writer: Returns the writer for a header `Accept`.
+            is_plain: Whether results have only the completion, and the first failure is the answer.
 
         Raises:
             ConnectionError: The client left.
@@ -292,37 +219,46 @@ class BatchCompletions:
             is_let_in=True,
             owner=cache_owner(request, share.settings),
         )
-        writer = make_writer(",".join(request.headers.getall("Accept", ())), response)
+        has_lines = LINES in ",".join(request.headers.getall("Accept", ())).lower()
+        form: Form = "plain" if is_plain else "lines" if has_lines else "object"
+        run = _Run((prompts, shared), response, send, form)
         try:
             with self.queue.join(model_id, client, len(prompts)) as turns:
-                await writer.begin()
-                run = _Run((prompts, shared), response.record.request_id, send, writer)
                 await run.run(turns, functools.partial(self.queue.begin, model_id))
         except BatchRefused as refused:
             await write_whole(response, refused.answer)
         else:
-            await writer.finish(run.stats())
+            await run.finish()
 
 
 class _Run:
-    """Sends the prompts of one batch with `send`, and writes their results."""
+    """Sends the prompts of one batch with `send`, and writes their results in this form.
+
+    Results are sent in lines as they arrive, or held until the end.
+    """
 
     def __init__(
         self,
         batch: PromptBatch,
-        request_id: str,
+        response: ClientResponse,
         send: Callable[..., Awaitable[OwnAnswer]],
-        writer: ResultWriter,
+        form: Form,
     ) -> None:
         self._prompts, self._shared = batch
-        self._request_id = request_id
+        self._response = response
         self._send = send
-        self._writer = writer
+        self._form = form
         self._began_at_s = time.monotonic()
         self._total_tokens = 0
         self._gpu_layers: dict[int, int] = {}  # of the answering instance, by prompt
+        self._writing = asyncio.Lock()
+        self._held: dict[int, bytes] = {}
+        self._held_bytes = 0
+        self._failed: dict[int, OwnAnswer] = {}
 
     async def run(self, turns: Sequence[Turn], begin: Callable[[Turn], None]) -> None:
+        if self._form == "lines":
+            await self._response.begin(200, CIMultiDict({"Content-Type": LINES}))
         try:
             async with asyncio.TaskGroup() as group:
                 for index, turn in enumerate(turns):
@@ -334,7 +270,20 @@ class _Run:
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None  # without the task group around it
 
-    def stats(self) -> dict[str, object]:
+    async def finish(self) -> None:
+        """Send what was not sent; if every prompt failed, the first one's error is the response."""
+        stats = orjson.dumps(self._stats())
+        if self._form == "lines":
+            await self._response.finish(b'{"stats":%b}\n' % stats)
+        elif len(self._failed) == len(self._prompts):
+            await write_whole(self._response, self._failed[0])
+        else:
+            results = b",".join(self._held[index] for index in sorted(self._held))
+            end = b"" if self._form == "plain" else b',"stats":%b' % stats
+            body = b'{"results":[%b]%b}' % (results, end)
+            await write_whole(self._response, OwnAnswer(200, body))
+
+    def _stats(self) -> dict[str, object]:
         """Return the statistics of the batch.
 
         `gpu_used` says whether an engine that answered has layers on a GPU; engines of other
@@ -357,7 +306,7 @@ class _Run:
         try:
             answer = await self._send(
                 {**self._shared, "prompt": self._prompts[index]},
-                request_id=f"{self._request_id}-{index}",
+                request_id=f"{self._response.record.request_id}-{index}",
                 requests=1 if index else 0,  # the request itself counts as the first
                 on_lease=on_lease,
             )
@@ -371,4 +320,23 @@ class _Run:
             "latency_ms": round((time.monotonic() - turn.joined_at_s) * 1000, 3),
         }
         self._total_tokens += result["num_generated"]
-        await self._writer.add(result, answer)
+        await self._write(index, result, answer)
+
+    async def _write(self, index: int, result: Mapping[str, Any], answer: OwnAnswer) -> None:
+        if "error" in result:
+            if self._form == "plain":
+                raise BatchRefused(answer)
+            self._failed[index] = answer
+        shown = {name: result[name] for name in _PLAIN} if self._form == "plain" else result
+        encoded = orjson.dumps(shown)
+        if self._form == "lines":
+            async with self._writing:
+                await self._response.write(encoded + b"\n")
+            return
+        self._held[index] = encoded
+        self._held_bytes += len(encoded)
+        if self._held_bytes > GATHERED_MAX_BYTES:
+            raise UpstreamFailed(
+                f"the results are larger than {GATHERED_MAX_BYTES} bytes; "
+                f"send fewer prompts at once, or to /v1/batch/completions with Accept: {LINES}"
+            )

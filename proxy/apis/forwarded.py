@@ -20,7 +20,7 @@ from aiohttp import web
 
 from proxy.apis import generate as generate_module
 from proxy.apis import llama_server
-from proxy.apis.batch_completions import BatchCompletions, PlainWriter
+from proxy.apis.batch_completions import BatchCompletions
 from proxy.apis.generate import TRANSLATED, Translate
 from proxy.apis.llama_server import (
     NOTHING,
@@ -85,9 +85,7 @@ class ForwardedEndpoints(Feature):
             routes.add(path, post=functools.partial(self.answer, self.serve))
         routes.add(BATCH_COMPLETIONS, post=functools.partial(self.answer, self._batches.serve))
         generate = functools.partial(
-            self._batches.serve,
-            read_batch=generate_module.read_batch,
-            make_writer=lambda _, response: PlainWriter(response),
+            self._batches.serve, read_batch=generate_module.read_batch, is_plain=True
         )
         routes.add("/batch/generate", post=functools.partial(self.answer, generate))
         for path, translate in TRANSLATED.items():

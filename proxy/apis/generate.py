@@ -264,11 +264,8 @@ async def _all(
 
 class EngineEndpoints(Feature):
     def __init__(self, core: Core, engine: EngineReader) -> None:
-        self._batch = core.settings.batch.config
-        self._loader = core.loader
+        self._core = core
         self._engine = engine
-        self._server_state = core.server_state
-        self._bodies = core.bodies
 
     def add_routes(self, routes: Routes) -> None:
         routes.add("/v1/gpu/warmup", post=self.warmup)
@@ -283,25 +280,25 @@ class EngineEndpoints(Feature):
             QueueTimeout: The model was not loaded in time.
             ProxyError: As `ModelLoader.ensure_ready` and `read_body` do.
         """
-        in_flight = InFlightRequest(self._server_state.in_flight)
-        with in_flight, self._bodies.share(client_of(request)) as share:
+        in_flight = InFlightRequest(self._core.server_state.in_flight)
+        with in_flight, self._core.bodies.share(client_of(request)) as share:
             members = await read_members(request, share, may_be_empty=True)
             name = named_model(with_model(members)) or request.query.get("model")
             model = self._names(request).resolve(name).model_info.id
-            await load_in_time(self._loader, model, share.settings.queue_timeout_s)
+            await load_in_time(self._core.loader, model, share.settings.queue_timeout_s)
         return json_response(warmup_answer(model, self._engine.gpu_use(model)))
 
     async def status(self, request: web.BaseRequest) -> web.Response:
         infos = self._names(request).model_infos
         uses = [self._engine.gpu_use(info.id) for info in infos]
-        return json_response(status_answer(uses, self._batch))
+        return json_response(status_answer(uses, self._core.settings.batch.config))
 
     async def runtime(self, _: web.BaseRequest) -> web.Response:
         return json_response(await self._engine.runtime())
 
     def _names(self, request: web.BaseRequest) -> ModelNames:
         key = request[KEY]
-        return self._loader.names().local.visible(key.models if key else None)
+        return self._core.loader.names().local.visible(key.models if key else None)
 
 
 def warmup_answer(model: str, use: GpuUse) -> dict[str, object]:

@@ -40,7 +40,7 @@ from proxy.common.headers import EVENT_STREAM, HOP, JSON, RESPONSE_HEADERS
 from proxy.endpoints.feature import Core, Feature
 from proxy.endpoints.local import model_json
 from proxy.errors import BadRequest, Draining, Forbidden, NotLoaded, ProxyError, UnknownModel
-from proxy.forward.node_request import for_node
+from proxy.forward.forward import for_node
 from proxy.forward.response import StreamTransform
 from proxy.forward.upstream_errors import reclassify_error
 from proxy.http.api_formats import OPENAI, data_event
@@ -196,12 +196,9 @@ class ModelControlEndpoints(Feature):
     """
 
     def __init__(self, core: Core, control: ModelControl, ping_s: float = 30.0) -> None:
-        self._ping_s = ping_s
-        self._loads_for_others = core.settings.load_for_others == "idle"
-        self._loader = core.loader
+        self._core = core
         self._control = control
-        self._server_state = core.server_state
-        self._bodies = core.bodies
+        self._ping_s = ping_s
 
     def add_routes(self, routes: Routes) -> None:
         routes.add("/models/load", post=self.load)
@@ -221,8 +218,8 @@ class ModelControlEndpoints(Feature):
             raise BadRequest(f"{model_info.id} is already running")
         if HOP not in request.headers:
             self._control.load(model_info.id)
-        elif self._loads_for_others:
-            with InFlightRequest(self._server_state.in_flight):
+        elif self._core.settings.load_for_others == "idle":
+            with InFlightRequest(self._core.server_state.in_flight):
                 await self._control.load_for_others(model_info.id)
         else:
             raise Forbidden(
@@ -247,7 +244,7 @@ class ModelControlEndpoints(Feature):
         own = request[RESPONSE_HEADERS]
         response = web.StreamResponse(headers={**_STREAM_HEADERS, **own})
         with suppress(ConnectionError):  # the client's
-            with suppress(Draining), InFlightRequest(self._server_state.watching):
+            with suppress(Draining), InFlightRequest(self._core.server_state.watching):
                 await self._send_events(request, response)
             await response.write_eof()
         return response
@@ -270,22 +267,22 @@ class ModelControlEndpoints(Feature):
 
     async def _find_model(self, request: web.BaseRequest) -> ModelInfo:
         """Return the model of this machine that the body names; `*` names none."""
-        in_flight = InFlightRequest(self._server_state.in_flight)
-        with in_flight, self._bodies.share(client_of(request)) as share:
+        in_flight = InFlightRequest(self._core.server_state.in_flight)
+        with in_flight, self._core.bodies.share(client_of(request)) as share:
             name = named_model(await read_members(request, share))
         if not name:
             raise BadRequest('the request names no model; send {"model": NAME}')
-        names = client_names(self._loader, request)
+        names = client_names(self._core.loader, request)
         if (pick := names.get(name)) is None:
             raise UnknownModel(name, [model.id for model in names.model_infos])
         model = pick.model_info.id
-        found = next(info for info in client_models(self._loader, request) if info.id == model)
+        found = next(info for info in client_models(self._core.loader, request) if info.id == model)
         if not found.is_local:
             raise BadRequest(f"{model} is a model of another machine; load and unload it there")
         return found.local_only or found
 
     def _models(self, request: web.BaseRequest) -> dict[str, ModelInfo]:
-        return {model.id: model for model in client_models(self._loader, request)}
+        return {model.id: model for model in client_models(self._core.loader, request)}
 
 
 COMPLETION_CONTROL: Final = "/v1/chat/completions/control"
@@ -297,7 +294,6 @@ _CONTROL_MAX_BYTES: Final = 64 * 1024
 class ControlEndpoint(Feature):
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._bodies = core.bodies
 
     def add_routes(self, routes: Routes) -> None:
         routes.add(COMPLETION_CONTROL, post=self.answer)
@@ -310,7 +306,7 @@ class ControlEndpoint(Feature):
             ProxyError: As `read_body` and `ModelNames.resolve` do, or no instance answered.
         """
         in_flight = InFlightRequest(self._core.server_state.in_flight)
-        with in_flight, self._bodies.share(client_of(request)) as share:
+        with in_flight, self._core.bodies.share(client_of(request)) as share:
             body = await read_body(request, share)
             await check_complexity(body, share)
             name = named_model(members_of(body)) or request.query.get("model")
@@ -332,13 +328,17 @@ class ControlEndpoint(Feature):
         return web.Response(body=body, status=status, headers={"Content-Type": JSON})
 
     async def _fetch(self, upstream: Upstream, body: bytes) -> FetchedBody | ProxyError:
-        headers = CIMultiDict({"Content-Type": "application/json"})
+        settings, headers = self._core.settings, CIMultiDict({"Content-Type": JSON})
         request = UpstreamRequest("POST", COMPLETION_CONTROL, "", headers, body)
         if upstream.node:
             request = for_node(request, upstream.node)
         try:
             return await fetch(
-                upstream, request, self._bodies.settings, _CONTROL_TIMEOUT_S, _CONTROL_MAX_BYTES
+                upstream,
+                request,
+                self._core.bodies.settings,
+                _CONTROL_TIMEOUT_S,
+                _CONTROL_MAX_BYTES,
             )
         except ProxyError as error:
             return error

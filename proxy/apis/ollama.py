@@ -25,13 +25,14 @@ from typing import Any, Final
 import orjson
 from aiohttp import web
 
-from proxy.apis import ollama_request
+from proxy.apis import ollama_translation
 from proxy.apis.batch_completions import write_whole
 from proxy.apis.forwarded import ForwardedEndpoints
-from proxy.apis.ollama_request import EngineRequest, Translate
-from proxy.apis.ollama_response import (
+from proxy.apis.ollama_translation import (
     AnswerLines,
+    EngineRequest,
     OllamaAnswer,
+    Translate,
     VectorAnswer,
     as_message,
     as_response,
@@ -188,21 +189,18 @@ async def _stream(
 ) -> web.StreamResponse:
     own = request[RESPONSE_HEADERS]
     response = web.StreamResponse(headers={"Content-Type": LINES, **own})
+    last: Mapping[str, object] = _SUCCESS
     async with aclosing(progress):
         try:
             async for step in progress:
-                if not response.prepared:
-                    await response.prepare(request)
+                await response.prepare(request)  # only the first call does something
                 await response.write(_line(_members(step)))
         except ProxyError as error:
             if not response.prepared:
                 raise
-            await response.write(_line({"error": error.message}))
-        else:
-            if not response.prepared:
-                await response.prepare(request)
-            await response.write(_line(_SUCCESS))
-    await response.write_eof()
+            last = {"error": error.message}
+    await response.prepare(request)
+    await response.write_eof(_line(last))
     return response
 
 
@@ -266,10 +264,10 @@ class OllamaEndpoints(Feature):
         routes.add("/api/ps", get=self.running)
         routes.add("/api/show", post=self.show)
         translated: dict[str, tuple[Callable[[], OllamaAnswer], Translate]] = {
-            "/api/chat": (lambda: AnswerLines(as_message), ollama_request.chat),
-            "/api/generate": (lambda: AnswerLines(as_response), ollama_request.generate),
-            "/api/embed": (lambda: VectorAnswer("embeddings"), ollama_request.embed),
-            "/api/embeddings": (lambda: VectorAnswer("embedding"), ollama_request.embeddings),
+            "/api/chat": (lambda: AnswerLines(as_message), ollama_translation.chat),
+            "/api/generate": (lambda: AnswerLines(as_response), ollama_translation.generate),
+            "/api/embed": (lambda: VectorAnswer("embeddings"), ollama_translation.embed),
+            "/api/embeddings": (lambda: VectorAnswer("embedding"), ollama_translation.embeddings),
         }
         for path, (new_answer, translate) in translated.items():
             routes.add(path, post=functools.partial(self._answer, new_answer, translate))

@@ -328,20 +328,17 @@ async def forward_parts(
         if is_stream:
             await client_response.finish(_LAST_EVENT if done else b"")
         else:
-            await _send_whole(list(gather.pieces()), client_response)
+            pieces = list(gather.pieces())
+            length = str(sum(map(len, pieces)))
+            headers = CIMultiDict({"Content-Type": JSON, "Content-Length": length})
+            await client_response.begin(HTTPStatus.OK, headers)
+            for piece in pieces:
+                await client_response.write(piece)
+            await client_response.finish()
     except PartRefused as refused:
         await client_response.refuse(refused.status, refused.headers, refused.body)
     finally:
         await client_response.cancel_pings()
-
-
-async def _send_whole(pieces: Sequence[bytes], client_response: Response) -> None:
-    length = str(sum(map(len, pieces)))
-    headers = CIMultiDict({"Content-Type": JSON, "Content-Length": length})
-    await client_response.begin(HTTPStatus.OK, headers)
-    for piece in pieces:
-        await client_response.write(piece)
-    await client_response.finish()
 
 
 async def _forward_all(

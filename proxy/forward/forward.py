@@ -5,6 +5,8 @@ one if there is no other. A request is not retried after its engine crashed, as 
 the crash; if that engine is on trial, the trial is suspected first, and the request is retried. The
 same holds for an engine's own error. `second_request` continues a plain chat. A client that leaves
 closes the upstream connection at once. Each prompt of an array is a request of its own (`arrays`).
+A request for a node gets the node's name of the model and a header that marks it, so that no two
+proxies forward it in a loop.
 
     error                                        then
     UpstreamConnectFailed, UpstreamShutDown      ONCE: one retry before the first byte
@@ -17,25 +19,29 @@ closes the upstream connection at once. Each prompt of an array is a request of 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
-from collections.abc import Awaitable, Collection, Iterator
+import math
+from collections.abc import Awaitable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
+from urllib.parse import parse_qsl, urlencode
+
+import orjson
 
 from proxy.auth.api_keys import Admission
+from proxy.common.headers import CACHE_OWNER, HOP, PRIORITY
 from proxy.errors import ProxyError, Retry, UpstreamFailed, UpstreamShutDown, UpstreamTimeout
 from proxy.forward.anthropic import MessageEvents, as_chat
 from proxy.forward.arrays import array_of, forward_parts
 from proxy.forward.inspection import Captured, CapturePoint, Exchange
-from proxy.forward.node_request import readdress
 from proxy.forward.openai_responses import completed_response
 from proxy.forward.prefill import PrefillChunks, has_chunks
 from proxy.forward.relay import (
     ResponseRelay,
     UpstreamRequestPlan,
     is_passed_stream,
-    plain_plan,
     plan_request,
 )
 from proxy.forward.response import Discarded, Response, StreamTransform, can_write_past_aiohttp
@@ -46,11 +52,12 @@ from proxy.forward.second_request import (
     answer_request,
     call_request,
     continuations,
-    requires_call,
 )
+from proxy.http.forms import Form
 from proxy.observe.record import AccessRecord, Emit, Timeline
-from proxy.request.models import ModelLoader
-from proxy.request.request import ProxyRequest
+from proxy.request import variants
+from proxy.request.models import ModelLoader, variant_end
+from proxy.request.request import KEEP_ALIVE, Priority, ProxyRequest, encode_members
 from proxy.request.stored_responses import StoredTurn
 from proxy.router.estimator import Estimator
 from proxy.router.lease import Lease
@@ -59,6 +66,7 @@ from proxy.settings import ProxySettings
 from proxy.upstream.client import UpstreamRequest, UpstreamResponse
 from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.http1 import InvalidEvent
+from proxy.upstream.upstream import Node
 
 
 def translate_request(
@@ -180,7 +188,7 @@ class Forward:
         self, request: ProxyRequest, call: ProxyRequest, response: Response
     ) -> None:
         """Answer a request with tools and a format; `call` is the request without the format."""
-        if requires_call(request):
+        if request.json.get("tool_choice") == "required":
             await self._forward(call, response)
             return
         call_only = CallOnly(call)
@@ -262,7 +270,7 @@ class Forward:
                 record.slot = lease.slot_number
                 if not await self._exchange(plan, lease, response):
                     await self._router.send_again(lease)
-                    await self._exchange(plain_plan(request), lease, response)
+                    await self._exchange(UpstreamRequestPlan(request.body), lease, response)
         except (UpstreamFailed, UpstreamTimeout) as error:
             if lease is not None and not isinstance(error, UpstreamShutDown):
                 record.emit_upstream_failure(self._emit, error)
@@ -307,3 +315,68 @@ def _rests(
         for rest, is_replay in continuations(request, unfinished):
             yield rest, Continuation(record, unfinished, is_replay=is_replay)
     raise error
+
+
+_LARGE_BYTES: Final = 1024**2
+
+
+async def readdress(
+    upstream_request: UpstreamRequest, node: Node, request: ProxyRequest
+) -> UpstreamRequest:
+    """Rewrite a request for a node, and for the variant or adapter that it names.
+
+    A body of more than 1 MiB is rewritten in a thread.
+    """
+    if request.remote_variant:
+        node = replace(node, model=node.model + variant_end(request.remote_variant))
+    elif request.adapter:
+        node = replace(node, model=f"{node.model}{variants.MARK}{request.adapter}")
+    if request.owner.is_alone and node.takes_keep_alive:  # another llama-corral
+        upstream_request.headers[CACHE_OWNER] = request.owner.digest
+    # The ids of adapters are those of this machine.
+    omitted = () if request.adapter is None else (variants.MEMBER,)
+    options = node, request.form, request.priority, omitted, request.keep_alive_s
+    rewrite = functools.partial(for_node, upstream_request, *options)
+    if len(upstream_request.body) <= _LARGE_BYTES:
+        return rewrite()
+    return await asyncio.to_thread(rewrite)
+
+
+def for_node(
+    upstream_request: UpstreamRequest,
+    node: Node,
+    form: Form | None = None,
+    priority: Priority = "interactive",
+    omitted: Collection[str] = (),
+    keep_alive_s: float | None = None,
+) -> UpstreamRequest:
+    """Rewrite a request, whose body is empty, a JSON object or `form`, for a node.
+
+    A batch request from here queues behind the node's own interactive requests. The members
+    `omitted` are left out of a JSON object. Another llama-corral gets `keep_alive`, so it keeps its
+    model loaded for as long. Raises BadRequest: the body is nested too deeply to be serialised
+    again.
+    """
+    headers = upstream_request.headers.copy()
+    headers[HOP] = "1"
+    if priority == "batch":
+        headers[PRIORITY] = priority
+    if form:
+        body = form.with_model(node.model).encode()
+    else:
+        changes: dict[str, object] = {"model": node.model}
+        if keep_alive_s is not None and node.takes_keep_alive:
+            changes[KEEP_ALIVE] = -1 if math.isinf(keep_alive_s) else keep_alive_s
+        body = _encode_json(upstream_request.body, changes, omitted)
+    pairs = parse_qsl(upstream_request.query, keep_blank_values=True)
+    query = [pair for pair in pairs if pair[0] != "model"]
+    if form or not body:  # the body does not name the model
+        query.append(("model", node.model))
+    return replace(upstream_request, headers=headers, query=urlencode(query), body=body)
+
+
+def _encode_json(body: bytes, changes: Mapping[str, object], omitted: Collection[str]) -> bytes:
+    if not body:
+        return body
+    members = {**orjson.loads(body), **changes}
+    return encode_members({name: value for name, value in members.items() if name not in omitted})

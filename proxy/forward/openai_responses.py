@@ -135,16 +135,12 @@ class Item:
     """One item of the output."""
 
     id: str
+    index: int
     kind: str
     place: Mapping[str, Any]  # members that each event about its content repeats
     delta: str | None  # the type of the events that extend it, or None
     sent: list[str] = field(default_factory=list)  # its text or arguments so far
     is_done: bool = False
-
-    @property
-    def index(self) -> int:
-        index: int = self.place["output_index"]
-        return index
 
     def part(self, kind: str, part: Mapping[str, Any]) -> Event:
         place = {name: value for name, value in self.place.items() if name != "logprobs"}
@@ -168,29 +164,6 @@ class Item:
             yield from self.remaining_events(whole["arguments"])
             said = {"name": whole.get("name"), "arguments": whole["arguments"]}
             yield {"type": ARGUMENTS_DONE, **self.place, **said}
-
-
-def new_item(given: Mapping[str, Any], index: int) -> tuple[Item, list[Event]]:
-    """Return an item, and the events with which it begins."""
-    kind = given["type"]
-    whole = {**_EMPTY.get(kind, {}), **item_of(given), "status": "in_progress"}
-    place: dict[str, Any] = {"item_id": whole["id"], "output_index": index}
-    if kind != "function_call":
-        place["content_index"] = 0
-    if kind == "message":
-        place["logprobs"] = []
-    item = Item(whole["id"], kind, place, _DELTA_OF.get(kind))
-    events: list[Event] = [
-        {"type": "response.output_item.added", "output_index": index, "item": whole}
-    ]
-    if first := _FIRST_PART.get(kind):
-        events.append(item.part(PART_ADDED, first))
-    return item, events
-
-
-def empty_item(given: Mapping[str, Any]) -> dict[str, Any]:
-    content = _EMPTY.get(given["type"], {})
-    return {name: value for name, value in given.items() if name not in content}
 
 
 _BEGINNINGS: Final = frozenset({"response.created", "response.in_progress"})
@@ -312,15 +285,29 @@ class StreamEvents(EventTransform):
                 yield event
 
     def _add(self, given: Mapping[str, Any]) -> Generator[Event, None, Item]:
-        item, events = new_item(given, len(self._items))
+        """Begin an item, and yield the events with which it begins."""
+        kind, index = given["type"], len(self._items)
+        whole = {**_EMPTY.get(kind, {}), **item_of(given), "status": "in_progress"}
+        place: dict[str, Any] = {"item_id": whole["id"], "output_index": index}
+        if kind != "function_call":
+            place["content_index"] = 0
+        if kind == "message":
+            place["logprobs"] = []
+        item = Item(whole["id"], index, kind, place, _DELTA_OF.get(kind))
         self._items.append(item)
-        yield from events
+        yield {"type": "response.output_item.added", "output_index": index, "item": whole}
+        if first := _FIRST_PART.get(kind):
+            yield item.part(PART_ADDED, first)
         return item
 
     def _open(self, given: Mapping[str, Any]) -> Generator[Event, None, Item]:
         """Return the first open item with this id, or begin a new one."""
-        found = [item for item in self._items if item.id == given["id"] and not item.is_done]
-        return found[0] if found else (yield from self._add(empty_item(given)))
+        for item in self._items:
+            if item.id == given["id"] and not item.is_done:
+                return item
+        content = _EMPTY.get(given["type"], {})
+        empty = {name: value for name, value in given.items() if name not in content}
+        return (yield from self._add(empty))
 
     def _complete(self, event: Event) -> Event:
         given = event["response"]

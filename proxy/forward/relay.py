@@ -13,7 +13,7 @@ unchanged if the result would differ:
 - several completions from llama-server's own endpoint
 - all other endpoints
 
-An assembled response without text is requested again as the client wrote it (`plain_plan`), because
+An assembled response without text is requested again as the client wrote it, because
 a stream omits an incomplete character and the start of a stop string. So is a response that lacks
 some of the requested token ids: for a character of several tokens, a stream has only the last. One
 difference remains: if a response reaches its limit within a character (U+FFFD) or a stop string, a
@@ -99,9 +99,9 @@ class UpstreamRequestPlan:
     """The body to send, and how to treat the response."""
 
     body: bytes
-    is_stream: bool  # a stream is requested
-    is_assembled: bool  # the stream is assembled into a whole response
-    hides_progress: bool  # the client did not ask for progress, so it is removed from the stream
+    is_stream: bool = False  # a stream is requested
+    is_assembled: bool = False  # the stream is assembled into a whole response
+    hides_progress: bool = False  # progress is removed: the client did not ask for it
 
     def with_slot(self, slot: int | None, *, is_cache_off: bool = False) -> bytes:
         """Return the body with `id_slot` if a slot is given; `is_cache_off` disables the cache."""
@@ -119,7 +119,7 @@ def is_passed_stream(request: ProxyRequest) -> bool:
 def plan_request(request: ProxyRequest) -> UpstreamRequestPlan:
     members = request.json
     is_assembled = _is_assembled(request)
-    is_stream = is_assembled or (request.is_stream and request.kind in _STREAMED)
+    is_stream = is_assembled or is_passed_stream(request)
     changes: dict[str, Any] = {}
     if is_assembled:
         changes["stream"] = True
@@ -137,10 +137,6 @@ def plan_request(request: ProxyRequest) -> UpstreamRequestPlan:
         changes["return_progress"] = True
     body = _change_members(request.body, members, changes) if changes else request.body
     return UpstreamRequestPlan(body, is_stream, is_assembled, hides_progress)
-
-
-def plain_plan(request: ProxyRequest) -> UpstreamRequestPlan:
-    return UpstreamRequestPlan(request.body, False, False, False)  # noqa: FBT003 (nothing is special)
 
 
 def _is_assembled(request: ProxyRequest) -> bool:

@@ -35,7 +35,7 @@ from proxy.observe.record import AccessRecord
 from proxy.request.request import ProxyRequest
 from proxy.router.lease import Lease
 from proxy.upstream.endpoint_kinds import EndpointKind
-from proxy.upstream.http1 import InvalidEvent, Splitter, members_of, objects_of
+from proxy.upstream.http1 import Splitter, members_of, objects_of
 
 _KINDS: Final = frozenset({EndpointKind.CHAT, EndpointKind.RESPONSES})
 _FORMATS: Final = frozenset({"response_format", "json_schema"})
@@ -43,10 +43,6 @@ _HELD_MAX_BYTES: Final = 4 * 1024**2
 # The text before a call never begins like this.
 _JSON_BEGINS: Final = ("{", "[", "```")
 _JSON_BEGIN_MAX: Final = 3
-
-
-def requires_call(request: ProxyRequest) -> bool:
-    return request.json.get("tool_choice") == "required"
 
 
 def call_request(request: ProxyRequest) -> ProxyRequest | None:
@@ -111,7 +107,7 @@ class CallOnly(StreamTransform):
         return b""
 
     def whole(self, status: int, body: bytes) -> bytes:  # noqa: ARG002 (of any status)
-        self.is_call = _has_call(_parse_response(body))
+        self.is_call = _has_call(orjson.loads(body))
         if not self.is_call:
             raise Discarded
         return body
@@ -151,14 +147,6 @@ def _parts(body: Mapping[str, Any], name: str) -> Iterator[Mapping[str, Any]]:
     for choice in choices if isinstance(choices, list) else ():
         if isinstance(choice, dict) and isinstance(part := choice.get(name), dict):
             yield part
-
-
-def _parse_response(body: bytes) -> Mapping[str, Any]:
-    try:
-        parsed = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise InvalidEvent(f"the response is no JSON: {error}") from error
-    return parsed if isinstance(parsed, dict) else {}
 
 
 # A request with one of these cannot be continued.

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.apis.ollama_request import EngineRequest, chat, embed, embeddings, generate
+from proxy.apis.ollama_translation import EngineRequest, chat, embed, embeddings, generate
 from proxy.errors import BadRequest
 from proxy.upstream.endpoint_kinds import EndpointKind
 

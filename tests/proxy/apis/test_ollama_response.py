@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.apis.ollama_response import AnswerLines, as_message, as_response
+from proxy.apis.ollama_translation import AnswerLines, as_message, as_response
 from proxy.upstream.http1 import InvalidEvent
 
 TIMINGS = {"cache_n": 5, "prompt_n": 3, "prompt_ms": 2.5, "predicted_n": 2, "predicted_ms": 8}

@@ -7,7 +7,7 @@ import pytest
 from multidict import CIMultiDict
 
 from proxy.errors import BadRequest
-from proxy.forward.node_request import for_node
+from proxy.forward.forward import for_node
 from proxy.http.forms import Form, Part
 from proxy.upstream.client import UpstreamRequest
 from proxy.upstream.upstream import Node
