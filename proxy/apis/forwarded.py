@@ -22,15 +22,7 @@ from proxy.apis import generate as generate_module
 from proxy.apis import llama_server
 from proxy.apis.batch_completions import BatchCompletions
 from proxy.apis.generate import TRANSLATED, Translate
-from proxy.apis.llama_server import (
-    NOTHING,
-    PAGE_MAX_BYTES,
-    ROUTER,
-    Remembered,
-    Rewritten,
-    router_page,
-    without_paths,
-)
+from proxy.apis.llama_server import NOTHING, PAGE_MAX_BYTES, Rewritten, without_paths
 from proxy.auth.access import BATCH_COMPLETIONS
 from proxy.auth.api_keys import KEY, visible_client
 from proxy.batches.records import limit_of, order_of, page_object
@@ -76,7 +68,7 @@ class ForwardedEndpoints(Feature):
         self._forward = forward
         self._warmer = warmer
         self._shared_prefixes = SharedPrefixes()
-        self._remembered = Remembered()
+        self._remembered = llama_server.Remembered()
 
     def add_routes(self, routes: Routes) -> None:
         routes.add(llama_server.PROPS, get=self.props)
@@ -98,17 +90,20 @@ class ForwardedEndpoints(Feature):
             return await self._props_of(request, names.resolve(name).model_info.id)
         try:
             model = names.resolve(None).model_info.id
-            return await self._props_of(request, model, ROUTER)
+            return await self._props_of(request, model, llama_server.ROUTER)
         except (BadRequest, NotLoaded):
             request[ACCESS_RECORD].model = None  # our own pages are not counted
-            return json_response(router_page(len(names.model_infos)))
+            return json_response(llama_server.router_page(len(names.model_infos)))
 
     async def _props_of(
-        self, request: web.BaseRequest, model: str, added: Mapping[str, object] = NOTHING
+        self,
+        request: web.BaseRequest,
+        model: str,
+        added: Mapping[str, object] = NOTHING,
     ) -> web.StreamResponse:
-        def rewrite(status: int, body: bytes) -> bytes:
+        def rewrite(body: bytes) -> bytes:
             page = without_paths(body)
-            if status != HTTPStatus.OK or not page.startswith(b"{"):
+            if not page.startswith(b"{"):
                 return page
             known = [model_info.id for model_info in self._loader.models()]
             self._remembered.keep(self._model_info(request, model), page, known)
@@ -128,8 +123,11 @@ class ForwardedEndpoints(Feature):
         return ModelNames(client_models(self._loader, request)).resolve(model).model_info
 
     async def lora_adapters(self, request: web.BaseRequest) -> web.StreamResponse:
-        shown = Rewritten(lambda _, body: without_paths(body), PAGE_MAX_BYTES)
-        return await self.answer(self.serve, request, shown)
+        return await self.answer(
+            self.serve,
+            request,
+            Rewritten(without_paths, PAGE_MAX_BYTES),
+        )
 
     async def chat(self, request: web.BaseRequest) -> web.StreamResponse:
         return await self.answer(functools.partial(self.serve, translation=_CHAT), request)

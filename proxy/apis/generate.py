@@ -21,16 +21,7 @@ from typing import Any, Final
 import orjson
 from aiohttp import web
 
-from proxy.apis.batch_completions import (
-    EMPTY_PROMPT,
-    BatchRefused,
-    PromptBatch,
-    generated_completion,
-    prompts_of,
-    strings_of,
-    whole_number,
-    write_whole,
-)
+from proxy.apis import batch_completions as batches
 from proxy.apis.llama_server import Rewritten
 from proxy.auth.access import BATCH_TOKENIZE
 from proxy.auth.api_keys import KEY
@@ -93,13 +84,13 @@ def completion_of(members: Mapping[str, Any], *, is_stream: bool) -> dict[str, A
     if not isinstance(prompt, str):
         raise BadRequest("a prompt must be a string")
     if not prompt:
-        raise BadRequest(EMPTY_PROMPT)
+        raise BadRequest(batches.EMPTY_PROMPT)
     return {**_completion(members, is_stream=is_stream), "prompt": prompt}
 
 
-def read_batch(members: Mapping[str, Any], max_prompts: int) -> PromptBatch:
+def read_batch(members: Mapping[str, Any], max_prompts: int) -> batches.PromptBatch:
     """Return the requests for several prompts; raises BadRequest, LimitExceeded."""
-    prompts = prompts_of(members, max_prompts)
+    prompts = batches.prompts_of(members, max_prompts)
     return prompts, _completion(members, is_stream=False)
 
 
@@ -119,7 +110,7 @@ def _completion(members: Mapping[str, Any], *, is_stream: bool) -> dict[str, Any
         **passed,
         **with_model(given),
         # An engine generates one token even if the limit is 0.
-        "n_predict": whole_number(given, "max_tokens", MAX_TOKENS),
+        "n_predict": batches.whole_number(given, "max_tokens", MAX_TOKENS),
         "stream": is_stream,
         "return_tokens": True,
     }
@@ -133,7 +124,7 @@ def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
         case "greedy":
             return {"temperature": 0}
         case "top_k":
-            k = whole_number(given, "top_k", TOP_K)
+            k = batches.whole_number(given, "top_k", TOP_K)
             return {"temperature": temperature, "top_k": k, "top_p": 1, "min_p": 0}
         case "top_p":
             p = given.get("top_p", TOP_P)
@@ -149,19 +140,12 @@ TOKENIZE: Final = "/tokenize"
 Translate = Callable[[], tuple[Translation, StreamTransform]]
 
 
-def _rewrite(shape: Callable[[Any], Mapping[str, Any]]) -> Callable[[int, bytes], bytes]:
-    """Return what rewrites a successful answer with `shape`."""
-
-    def rewrite(status: int, body: bytes) -> bytes:
-        return orjson.dumps(shape(orjson.loads(body))) if status == HTTPStatus.OK else body
-
-    return rewrite
-
-
 def translate_generate() -> tuple[Translation, StreamTransform]:
     members = functools.partial(completion_of, is_stream=False)
     translation = Translation(_COMPLETION, EndpointKind.LLAMA_COMPLETION, members)
-    return translation, Rewritten(_rewrite(generated_completion))
+    return translation, Rewritten(
+        lambda body: orjson.dumps(batches.generated_completion(orjson.loads(body)))
+    )
 
 
 def translate_stream() -> tuple[Translation, StreamTransform]:
@@ -178,9 +162,10 @@ def translate_tokenize() -> tuple[Translation, StreamTransform]:
         has_text = "text" in members and "content" not in members
         return tokenize_members(members, members["text"]) if has_text else members
 
-    rewrite = _rewrite(token_list)
-    rewritten = Rewritten(lambda status, body: rewrite(status, body) if has_text else body)
-    return Translation(TOKENIZE, EndpointKind.INFO, members_for_engine), rewritten
+    def rewrite(body: bytes) -> bytes:
+        return orjson.dumps(token_list(orjson.loads(body))) if has_text else body
+
+    return Translation(TOKENIZE, EndpointKind.INFO, members_for_engine), Rewritten(rewrite)
 
 
 def tokenize_members(members: Mapping[str, Any], text: object) -> dict[str, Any]:
@@ -222,7 +207,7 @@ class BatchTokenize(Feature):
         members = await read_members(request, share)
         model = names.resolve(named_model(with_model(members)) or request.query.get("model"))
         shared = {"model": model.model_info.id}
-        texts = strings_of(members, "texts", _TEXTS_MAX)
+        texts = batches.strings_of(members, "texts", _TEXTS_MAX)
         bodies = [tokenize_members(shared, text) for text in texts]
         send = functools.partial(
             self._own.answer,
@@ -235,11 +220,11 @@ class BatchTokenize(Feature):
         )
         try:
             results = await _all(send, bodies, response.record.request_id)
-        except BatchRefused as refused:
+        except batches.BatchRefused as refused:
             answer = refused.answer
         else:
             answer = OwnAnswer(HTTPStatus.OK, orjson.dumps({"results": results}))
-        await write_whole(response, answer)
+        await batches.write_whole(response, answer)
 
 
 async def _all(
@@ -251,7 +236,7 @@ async def _all(
         async with gate:
             answer = await send(members, request_id=f"{request_id}-{index}")
         if answer.status != HTTPStatus.OK:
-            raise BatchRefused(answer)
+            raise batches.BatchRefused(answer)
         return token_list(orjson.loads(answer.body))
 
     try:

@@ -54,7 +54,7 @@ from proxy.upstream.upstream import Upstream
 
 
 class Rewritten(StreamTransform):
-    """Holds a response and rewrites its body: `rewrite` gets the status and the body.
+    """Holds a response, and rewrites its body if the request succeeded.
 
     Nothing is sent before its end, so another instance can take over.
     """
@@ -62,14 +62,14 @@ class Rewritten(StreamTransform):
     holds_streams = True
 
     def __init__(
-        self, rewrite: Callable[[int, bytes], bytes], max_bytes: int = StreamTransform.max_bytes
+        self, rewrite: Callable[[bytes], bytes], max_bytes: int = StreamTransform.max_bytes
     ) -> None:
         self._rewrite = rewrite
         self.max_bytes = max_bytes
         self.too_long = f"is larger than {max_bytes} bytes"
 
     def whole(self, status: int, body: bytes) -> bytes:
-        return self._rewrite(status, body)
+        return self._rewrite(body) if status == HTTPStatus.OK else body
 
 
 PROPS: Final = "/props"
@@ -333,13 +333,7 @@ class ControlEndpoint(Feature):
         if upstream.node:
             request = for_node(request, upstream.node)
         try:
-            return await fetch(
-                upstream,
-                request,
-                self._core.bodies.settings,
-                _CONTROL_TIMEOUT_S,
-                _CONTROL_MAX_BYTES,
-            )
+            return await fetch(upstream, request, settings, _CONTROL_TIMEOUT_S, _CONTROL_MAX_BYTES)
         except ProxyError as error:
             return error
 

@@ -25,19 +25,9 @@ from typing import Any, Final
 import orjson
 from aiohttp import web
 
-from proxy.apis import ollama_translation
 from proxy.apis.batch_completions import write_whole
 from proxy.apis.forwarded import ForwardedEndpoints
-from proxy.apis.ollama_translation import (
-    AnswerLines,
-    EngineRequest,
-    OllamaAnswer,
-    Translate,
-    VectorAnswer,
-    as_message,
-    as_response,
-    header,
-)
+from proxy.apis.ollama_translation import TRANSLATED, EngineRequest, OllamaAnswer, Translate, header
 from proxy.auth.api_keys import KEY
 from proxy.batches.own_requests import OwnAnswer
 from proxy.common.headers import RESPONSE_HEADERS
@@ -263,13 +253,7 @@ class OllamaEndpoints(Feature):
         routes.add("/api/tags", get=self.tags)
         routes.add("/api/ps", get=self.running)
         routes.add("/api/show", post=self.show)
-        translated: dict[str, tuple[Callable[[], OllamaAnswer], Translate]] = {
-            "/api/chat": (lambda: AnswerLines(as_message), ollama_translation.chat),
-            "/api/generate": (lambda: AnswerLines(as_response), ollama_translation.generate),
-            "/api/embed": (lambda: VectorAnswer("embeddings"), ollama_translation.embed),
-            "/api/embeddings": (lambda: VectorAnswer("embedding"), ollama_translation.embeddings),
-        }
-        for path, (new_answer, translate) in translated.items():
+        for path, (new_answer, translate) in TRANSLATED.items():
             routes.add(path, post=functools.partial(self._answer, new_answer, translate))
         routes.add("/api/pull", post=self.pull)
         routes.add("/api/delete", delete=self.delete)

@@ -52,10 +52,6 @@ def messages_of(given: object) -> list[dict[str, Any]]:
     ]
 
 
-def user_message(prompt: object, images: object) -> dict[str, Any]:
-    return {"role": "user", "content": _content(prompt, images)}
-
-
 def _message(
     number: int, given: Mapping[str, Any], calls: deque[tuple[str, str]]
 ) -> dict[str, Any]:
@@ -158,10 +154,6 @@ def sampling(options: Mapping[str, Any]) -> dict[str, Any]:
     return asked if limit is None else {**asked, "n_predict": limit}
 
 
-def ignored_options(options: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(name for name in options if name not in _NAMES and name != _LIMIT)
-
-
 def schema_of(members: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the JSON schema of `format`, None for any text; raises BadRequest."""
     match members.get("format"):
@@ -222,7 +214,7 @@ def generate(members: Mapping[str, Any]) -> EngineRequest | None:
         return _completion(members, "/infill", EndpointKind.INFILL, **filled)
     system = members.get("system")
     first = [{"role": "system", "content": system}] if system else []
-    return _chat(members, [*first, user_message(prompt, images)])
+    return _chat(members, [*first, {"role": "user", "content": _content(prompt, images)}])
 
 
 def embed(members: Mapping[str, Any]) -> EngineRequest | None:
@@ -246,7 +238,7 @@ def _chat(members: Mapping[str, Any], messages: list[dict[str, Any]]) -> EngineR
         **template_options(members),
         **_pick_members(members, KEEP_ALIVE, "tools", "logprobs", "top_logprobs"),
         "messages": messages,
-        "stream": _is_stream(members),
+        "stream": members.get("stream") is not False,
     }
     if asked["stream"]:
         asked["stream_options"] = {"include_usage": True}
@@ -265,7 +257,7 @@ def _completion(
         **sampling(options),
         **_pick_members(members, KEEP_ALIVE),
         **prompt,
-        "stream": _is_stream(members),
+        "stream": members.get("stream") is not False,
     }
     if (schema := schema_of(members)) is not None:
         asked["json_schema"] = schema
@@ -280,17 +272,13 @@ def _embeddings(
     return EngineRequest(_EMBEDDINGS, EndpointKind.EMBED_OR_RERANK, asked, unused, dimensions)
 
 
-def _is_stream(members: Mapping[str, Any]) -> bool:
-    return members.get("stream") is not False
-
-
 def _pick_members(members: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: members[name] for name in names if members.get(name) is not None}
 
 
 def _ignored_members(members: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[str, ...]:
-    unused = [name for name in _UNUSED if members.get(name)]
-    return (*ignored_options(options), *unused)
+    unknown = [name for name in options if name not in _NAMES and name != _LIMIT]
+    return (*unknown, *(name for name in _UNUSED if members.get(name)))
 
 
 _NS: Final = 1_000_000  # in a millisecond
@@ -504,3 +492,14 @@ class VectorAnswer(OllamaAnswer):
         tokens = int((body.get("usage") or {}).get("prompt_tokens", 0))
         counted = {**self.durations(), "prompt_eval_count": tokens}
         return orjson.dumps({"model": self.model, "embeddings": vectors, **counted})
+
+
+# How each endpoint is answered and translated.
+TRANSLATED: Final[Mapping[str, tuple[Callable[[], OllamaAnswer], Translate]]] = MappingProxyType(
+    {
+        "/api/chat": (lambda: AnswerLines(as_message), chat),
+        "/api/generate": (lambda: AnswerLines(as_response), generate),
+        "/api/embed": (lambda: VectorAnswer("embeddings"), embed),
+        "/api/embeddings": (lambda: VectorAnswer("embedding"), embeddings),
+    }
+)

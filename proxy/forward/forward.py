@@ -33,6 +33,7 @@ import orjson
 from proxy.auth.api_keys import Admission
 from proxy.common.headers import CACHE_OWNER, HOP, PRIORITY
 from proxy.errors import ProxyError, Retry, UpstreamFailed, UpstreamShutDown, UpstreamTimeout
+from proxy.forward import second_request
 from proxy.forward.anthropic import MessageEvents, as_chat
 from proxy.forward.arrays import array_of, forward_parts
 from proxy.forward.inspection import Captured, CapturePoint, Exchange
@@ -45,14 +46,6 @@ from proxy.forward.relay import (
     plan_request,
 )
 from proxy.forward.response import Discarded, Response, StreamTransform, can_write_past_aiohttp
-from proxy.forward.second_request import (
-    AnswerDiffers,
-    CallOnly,
-    Continuation,
-    answer_request,
-    call_request,
-    continuations,
-)
 from proxy.http.forms import Form
 from proxy.observe.record import AccessRecord, Emit, Timeline
 from proxy.request import variants
@@ -177,7 +170,7 @@ class Forward:
             if is_passed_stream(request):
                 response.start_pings()
             try:
-                if "tools" in request.json and (call := call_request(request)):
+                if "tools" in request.json and (call := second_request.call_request(request)):
                     await self._forward_call(request, call, response)
                 else:
                     await self._forward(request, response)
@@ -191,14 +184,14 @@ class Forward:
         if request.json.get("tool_choice") == "required":
             await self._forward(call, response)
             return
-        call_only = CallOnly(call)
+        call_only = second_request.CallOnly(call)
         with response.through(call_only), contextlib.suppress(Discarded):
             await self._forward(call, response)
         if call_only.is_call:
             return
         record = response.record
         discarded = record.forget_answer()
-        await self._forward(answer_request(request), response)
+        await self._forward(second_request.answer_request(request), response)
         if discarded and record.timings:
             record.timings = record.timings.with_discarded(discarded)
 
@@ -225,12 +218,12 @@ class Forward:
     async def _try_instances(self, request: ProxyRequest, response: Response) -> None:
         """Try instances until one completes the response, or continues one that broke off."""
         tries, plan = Tries(), plan_request(request)
-        continuation: Continuation | None = None
-        rests: Iterator[tuple[ProxyRequest, Continuation]] = iter(())
+        continuation: second_request.Continuation | None = None
+        rests: Iterator[tuple[ProxyRequest, second_request.Continuation]] = iter(())
         while True:
             try:
                 await self._attempt(request, plan, response, tries.avoid)
-            except AnswerDiffers:
+            except second_request.AnswerDiffers:
                 tries = Tries(tries.avoid[:1], is_second=True)
             except UpstreamFailed as error:
                 is_committed = response.is_committed
@@ -309,11 +302,11 @@ class Forward:
 
 def _rests(
     request: ProxyRequest, record: AccessRecord, error: UpstreamFailed
-) -> Iterator[tuple[ProxyRequest, Continuation]]:
+) -> Iterator[tuple[ProxyRequest, second_request.Continuation]]:
     """Yield how other instances can continue a broken answer; after the last, raise its error."""
     if unfinished := error.unfinished:
-        for rest, is_replay in continuations(request, unfinished):
-            yield rest, Continuation(record, unfinished, is_replay=is_replay)
+        for rest, is_replay in second_request.continuations(request, unfinished):
+            yield rest, second_request.Continuation(record, unfinished, is_replay=is_replay)
     raise error
 
 

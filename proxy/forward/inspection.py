@@ -16,8 +16,7 @@ import orjson
 from multidict import CIMultiDict
 
 from proxy.common.headers import SLOT
-from proxy.errors import UpstreamFailed
-from proxy.forward.response import StreamTransform
+from proxy.forward.response import EventTransform, StreamTransform
 from proxy.http.api_formats import data_event
 from proxy.observe.explanation import explain, own_figures
 from proxy.observe.record import AccessRecord
@@ -36,14 +35,15 @@ _LAST: Final = re.compile(
 _IN_ALL_CHUNKS: Final = ("id", "object", "created", "model", "system_fingerprint")
 
 
-class Explained(StreamTransform):
+class Explained(EventTransform):
     too_long = "is too long to be explained"
 
     def __init__(self, record: AccessRecord) -> None:
+        super().__init__()
         self._record = record
         self._lease: Lease | None = None
-        self._held = b""
-        self._passed = b""  # the last events that were passed on
+        self._last = b""  # the last event, and what follows it
+        self._passed = b""  # the event before it
 
     def note_lease(self, lease: Lease) -> None:
         self._lease = lease
@@ -53,26 +53,23 @@ class Explained(StreamTransform):
         if number is not None:
             headers[SLOT] = str(number)
 
-    def feed(self, chunk: bytes) -> bytes:
-        """Return the whole events of a stream before its last one."""
-        self._held += chunk
-        if len(self._held) > self.max_bytes:
-            raise UpstreamFailed(f"the response of {self._record.instance} {self.too_long}")
-        last = _LAST.search(self._held)
-        at = self._held.rfind(_END, 0, last.start() if last else len(self._held))
-        whole = at + len(_END) if at >= 0 else 0
-        passed, self._held = self._held[:whole], self._held[whole:]
-        self._passed = passed or self._passed
-        return passed
+    def event(self, event: bytes) -> bytes:
+        """Return an event before the last one."""
+        if self._last or _LAST.search(event):
+            self._last += event
+            return b""
+        self._passed = event
+        return event
 
     def end(self) -> bytes:
         """Return the last event with the explanation; an incomplete end stays unchanged."""
-        event, end, rest = self._held.partition(_END)
+        held = self._last + self._splitter.take_rest()
+        event, end, rest = held.partition(_END)
         if DONE in event:
             chunk = {**_shared_chunk_members(self._passed), MEMBER: self._explanation()}
-            return data_event(chunk) + self._held
+            return data_event(chunk) + held
         if not event.endswith(b"}"):
-            return self._held
+            return held
         return event[:-1] + b"," + orjson.dumps({MEMBER: self._explanation()})[1:] + end + rest
 
     def whole(self, status: int, body: bytes) -> bytes:  # noqa: ARG002 (of any status)

@@ -310,12 +310,10 @@ def _is_plain_text(request: ProxyRequest) -> bool:
 
 
 def _has_text_only(messages: object) -> bool:
-    for message in messages if isinstance(messages, list) else ():
-        content = message.get("content") if isinstance(message, dict) else None
-        for part in content if isinstance(content, list) else ():
-            if not (isinstance(part, dict) and part.get("type") == "text"):
-                return False
-    return True
+    given = messages if isinstance(messages, list) else []
+    contents = [message.get("content") for message in given if isinstance(message, dict)]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return all(isinstance(part, dict) and part.get("type") == "text" for part in parts)
 
 
 def _are_tokens(tokens: object) -> TypeGuard[list[int]]:

@@ -55,6 +55,7 @@ from proxy.errors import (
     UpstreamUnavailable,
     quote,
 )
+from proxy.forward import upstream_errors
 from proxy.forward.assemblers import (
     Assembler,
     CompletedResponse,
@@ -64,13 +65,6 @@ from proxy.forward.assemblers import (
 )
 from proxy.forward.prefill import PrefillFilter, is_start, progress_of, prompt_of
 from proxy.forward.response import Response
-from proxy.forward.upstream_errors import (
-    is_loading,
-    is_model_missing,
-    reclassify_error,
-    shorten_error,
-    status_of,
-)
 from proxy.http.api_formats import error_code, parse_error
 from proxy.request.request import ProxyRequest
 from proxy.router.lease import Completion, Lease
@@ -312,7 +306,7 @@ class ResponseRelay:
                 raise UpstreamFailed(
                     f"{self._name} ended its stream before the answer was complete"
                 )
-            client_response.record.status = status_of(error)
+            client_response.record.status = upstream_errors.status_of(error)
             client_response.record.code = error_code(error)
         await self._finish(completed.close(last), last)
         return True
@@ -358,7 +352,7 @@ class ResponseRelay:
             for piece in objects_of(events):
                 if "error" in piece:  # the client requested a whole response
                     body = orjson.dumps(piece)
-                    status = status_of(parse_error(body) or {})
+                    status = upstream_errors.status_of(parse_error(body) or {})
                     await self._send_error(status, CIMultiDict({"Content-Type": JSON}), body)
                     return True
                 self._add(assembler, piece)
@@ -393,7 +387,7 @@ class ResponseRelay:
             self._progress.receive(chunk)
             body += chunk
             if len(body) > _ERROR_MAX_BYTES:
-                shortened = shorten_error(self._response.status, body)
+                shortened = upstream_errors.shorten_error(self._response.status, body)
                 if shortened is None:
                     raise UpstreamFailed(f"{self._name} sent an error of more than 1 MiB")
                 body = shortened
@@ -405,13 +399,13 @@ class ResponseRelay:
     async def _send_error(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
         if self._lease.upstream.node and DRAINING in self._response.headers:
             raise UpstreamDraining(self._name, "is stopping; retry")
-        if is_loading(status, body):
+        if upstream_errors.is_loading(status, body):
             raise UpstreamLoading(self._name, "is still loading its model; retry")
-        if self._lease.upstream.node and is_model_missing(status, body):
+        if self._lease.upstream.node and upstream_errors.is_model_missing(status, body):
             raise UpstreamUnavailable(self._name, "cannot serve its model now; retry")
         if self._client_response.has_begun and parse_error(body) is None:
             raise UpstreamFailed(f"{self._name} answered {status} without a reason")
-        status, body = reclassify_error(status, body)
+        status, body = upstream_errors.reclassify_error(status, body)
         if status in _OWN_ERRORS and self._lease.upstream.is_on_trial:
             raise TrialFailed(self._name, f"is on trial and answered {status}")
         self._router.finish(self._lease)
