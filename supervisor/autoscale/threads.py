@@ -15,9 +15,11 @@ import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from supervisor.autoscale.slots import Change, ModelView
+from supervisor.engine.orphans import is_in_use
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.launches import ReplicaId
 from supervisor.plan.auto import fastest_count, known_speeds
@@ -25,6 +27,7 @@ from supervisor.plan.plan import Plan
 from supervisor.plan.setting import Setting
 from supervisor.system import machine
 from supervisor.system.machine import Machine
+from supervisor.system.paths import Directories
 from supervisor.system.processor_load import (
     ProcessorLoad,
     ProcessorReading,
@@ -287,6 +290,12 @@ class ThreadDecider:
         # The wanted number of threads of each model, and since when.
         self._wanted: dict[str, tuple[int, float]] = {}
         self._speeds: dict[str, tuple[Plan, Mapping[int, float]]] = {}
+
+    @classmethod
+    def of_fleet(cls, fleet: Fleet, directories: Directories) -> ThreadDecider:
+        is_measuring = partial(is_in_use, directories)
+        processes = partial(engine_processes, fleet)
+        return cls(processes, partial(measured_speeds, fleet), is_measuring=is_measuring)
 
     def sample(self, models: Sequence[ModelView]) -> None:
         """Read the counters, if a model is loaded."""

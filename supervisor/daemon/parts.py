@@ -22,7 +22,7 @@ from proxy.server import Server
 from supervisor.autoscale.apply import AdaptiveController
 from supervisor.autoscale.layer_mover import LayerMover
 from supervisor.autoscale.slots import SlotDecider
-from supervisor.autoscale.threads import ThreadDecider, engine_processes, measured_speeds
+from supervisor.autoscale.threads import ThreadDecider
 from supervisor.backend.dashboard import DashboardHostAdapter
 from supervisor.backend.models import LocalModels
 from supervisor.backend.ollama import ModelFilesAdapter, OllamaHostAdapter
@@ -36,7 +36,6 @@ from supervisor.backend.proxy_settings import (
 from supervisor.backend.slot_storage import ConversationForgetter, PrefixFiles, PromptWarmerAdapter
 from supervisor.backend.usage import RecordsAdapter, UsageEngines, UsageRecorder
 from supervisor.daemon.desktop import DesktopKey
-from supervisor.engine.orphans import is_in_use
 from supervisor.events import EventStream, Part
 from supervisor.experiments.canaries import Canaries, with_canaries
 from supervisor.experiments.capture import Captures
@@ -94,7 +93,17 @@ class DaemonParts:
         memory_usage, replacer = MemoryUsage(self.fleet), Replacer(self.fleet)
         self.admission = AdmissionController(self.fleet, self.router, emit, memory_usage)
         self._add_models(loaded, reread, replacer)
-        self.adaptive = self._make_adaptive(replacer, memory_usage)
+        threads = ThreadDecider.of_fleet(self.fleet, directories)
+        self.adaptive = AdaptiveController(
+            self.fleet,
+            self.router,
+            replacer,
+            memory_usage,
+            adapted=self._adapted,
+            emit=emit,
+            deciders=[SlotDecider(), threads],
+            is_memory_wanted=lambda: bool(self.admission.waiting()),
+        )
         shares, now_s = LayerShares(directories.layer_shares), asyncio.get_running_loop().time
         self.layer_mover = LayerMover(self.fleet, replacer, shares, emit, now_s)
         self._prefix_files = PrefixFiles(self.fleet, self.router, emit)
@@ -103,7 +112,12 @@ class DaemonParts:
         self.canaries = Canaries(
             self.fleet, self.reload, self.trials, self._canary_trials, emit, directories.canaries
         )
-        self.records = self._make_records()
+        self.records = Records(
+            RecordStore(directories.data),
+            emit,
+            lambda: self.settings.history.limits,
+            lambda model: self.settings.is_recorded(model),  # noqa: PLW0108 (a reload replaces them)
+        )
         self.usage = self._make_usage()
         self.app = App(self.router, proxy, self.metrics, self._make_backend())
         self.server = Server(self.app, notifier.sockets)
@@ -178,35 +192,6 @@ class DaemonParts:
             replacer=replacer,
         )
         self.triggers = ReloadTriggers(self.reload, self.notifier.reloading)
-
-    def _make_adaptive(self, replacer: Replacer, memory_usage: MemoryUsage) -> AdaptiveController:
-        fleet, emit = self.fleet, self.events.emit
-        threads = ThreadDecider(
-            functools.partial(engine_processes, fleet),
-            functools.partial(measured_speeds, fleet),
-            is_measuring=functools.partial(is_in_use, self.directories),
-        )
-        return AdaptiveController(
-            fleet,
-            self.router,
-            replacer,
-            memory_usage,
-            adapted=self._adapted,
-            emit=emit,
-            deciders=[SlotDecider(), threads],
-            is_memory_wanted=lambda: bool(self.admission.waiting()),
-        )
-
-    def _make_records(self) -> Records:
-        def history_limits() -> tuple[int, float] | None:
-            found = self.settings.history
-            return (found.max_bytes, found.max_age_days) if found.enabled else None
-
-        def is_recorded(model: str) -> bool:
-            return self.settings.supervisor.record_requests and model in self.settings.models
-
-        store = RecordStore(self.directories.data)
-        return Records(store, self.events.emit, history_limits, is_recorded)
 
     def _make_usage(self) -> UsageRecorder:
         usage = UsageRecorder(

@@ -308,6 +308,10 @@ class Settings(BaseSettings):
     def models_dirs(self) -> tuple[Path, ...]:
         return self.models_dir if isinstance(self.models_dir, tuple) else (self.models_dir,)
 
+    def is_recorded(self, model: str) -> bool:
+        """Return whether the sizes of a model's requests are recorded."""
+        return self.supervisor.record_requests and model in self.models
+
     def restart_policy(self, model: str) -> RestartPolicy:
         """Return `[supervisor.restart]` with the keys that a model sets itself."""
         own = self.models[model].restart.model_dump(exclude_unset=True)

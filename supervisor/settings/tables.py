@@ -155,6 +155,11 @@ class HistorySettings(SettingsTable):
     )
     max_age_days: float = Field(90, gt=0, le=36_500, description="older ones are deleted")
 
+    @property
+    def limits(self) -> tuple[int, float] | None:
+        """The bytes and days to keep; None while it is off."""
+        return (self.max_bytes, self.max_age_days) if self.enabled else None
+
 
 HookName = Literal[
     "model_loaded",
