@@ -12,7 +12,7 @@ import functools
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from itertools import zip_longest
 from textwrap import wrap
@@ -143,13 +143,10 @@ class Comparison:
         return self.is_different and (self.ratio > 1) == words.is_above_better
 
     def data(self) -> dict[str, object]:
-        """Return the values for JSON; nan and infinity become null."""
-        ends = {"ratio": self.ratio, "low": self.low, "high": self.high}
-        known = {name: value if math.isfinite(value) else None for name, value in ends.items()}
-        return known | {
-            "count": self.count,
-            "is_different": self.is_different,
-            "verdict": self.verdict,
+        """Return the values for JSON; nan and infinity become None."""
+        return {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in asdict(self).items()
         }
 
 
@@ -252,8 +249,6 @@ def _verdict(ratio: float, low: float, high: float, words: Words) -> str:
 
 
 Unit = Literal["s", "ms", "tokens/s", "tokens", "bytes", "J"]
-_HIGHER_IS_BETTER: Final = frozenset({"tokens/s"})
-_SEPARATOR: Final = "."
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,12 +262,12 @@ class Figure:
     @property
     def workload(self) -> str | None:
         """The workload, or None for a figure of the whole round."""
-        before, separator, _ = self.name.partition(_SEPARATOR)
+        before, separator, _ = self.name.partition(".")
         return before if separator else None
 
     @property
     def is_higher_better(self) -> bool:
-        return self.unit in _HIGHER_IS_BETTER
+        return self.unit == "tokens/s"
 
 
 READY: Final = Figure("ready_s", "time to ready", "s")
@@ -285,11 +280,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     """Return the interpolated value below which `share` of at least one value lies."""
     if len(values) == 1:
         return values[0]
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+    return statistics.quantiles(values, n=100, method="inclusive")[round(100 * share) - 1]
 
 
 def median_rate(rates: Sequence[float | None]) -> float | None:
@@ -417,12 +408,8 @@ def findings(result: BenchResult) -> tuple[Finding, ...]:
     return tuple(_finding(figure, result.variants) for figure in result.figures)
 
 
-def words_for(unit: Unit) -> Words:
-    return _WORDS.get(unit, AMOUNT)
-
-
 def _finding(figure: Figure, variants: tuple[Variant, ...]) -> Finding:
-    words = words_for(figure.unit)
+    words = _WORDS.get(figure.unit, AMOUNT)
     values = [
         tuple(found.get(figure.name, math.nan) for found in variant.rounds) for variant in variants
     ]

@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -33,7 +34,7 @@ from supervisor.plan.auto import COUNTS_MAX
 from supervisor.plan.plan import Plan, unix_sockets
 from supervisor.settings.tables import InstanceLimits
 from supervisor.system.paths import Directories, make_private
-from supervisor.system.processor_load import ProcessorReading, read_this_processor
+from supervisor.system.processor_load import read_this_processor
 
 _NAME: Final = "engine"
 _LOG: Final = "private-engines.log"
@@ -201,20 +202,14 @@ async def _measure(planner: LaunchPlanner, plan: Plan, directories: Directories)
         if plan.untried_threads is None:
             return
         async with private_instance(plan, directories) as instance, instance.client() as client:
-            if not await _calibrator(planner, plan, instance).needs_restart(client, 1):
+            calibrator = ThreadCalibrator(
+                plan=partial(lambda plan: plan, plan),
+                plan_again=partial(planner.plan, plan.model),
+                store=lambda plan: planner.measurements(plan.gguf.path, plan.engine),
+                is_alone=lambda: True,
+                read=partial(read_this_processor, [os.getpid(), instance.pid]),
+                emit=lambda *_, **__: None,
+            )
+            if not await calibrator.needs_restart(client, 1):
                 return
         plan = planner.plan(plan.model)
-
-
-def _calibrator(planner: LaunchPlanner, plan: Plan, instance: PrivateInstance) -> ThreadCalibrator:
-    def read() -> ProcessorReading:
-        return read_this_processor([os.getpid(), instance.pid])
-
-    return ThreadCalibrator(
-        plan=lambda: plan,
-        plan_again=lambda: planner.plan(plan.model),
-        store=lambda _: planner.measurements(plan.gguf.path, plan.engine),
-        is_alone=lambda: True,
-        read=read,
-        emit=lambda *_, **__: None,
-    )

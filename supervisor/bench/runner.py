@@ -174,8 +174,11 @@ async def rehearse(spec: VariantSpec, directories: Directories) -> Measured:
     async with private_instance(spec.plan, directories) as instance, instance.client() as client:
         slots, ctx_slot = await _slots(client)
         tokens = len(await tokenize(client, sample))
-        generates = not (spec.plan.embedding and spec.plan.embedding.is_only)
-        prefill, decode = await _rates(client, sample) if generates else (0.0, 0.0)
+        prefill = decode = 0.0
+        if not (spec.plan.embedding and spec.plan.embedding.is_only):
+            timings = (await complete(client, sample, _ANSWER_TOKENS)).timings
+            prefill = rate(timings.prompt_tokens, timings.prompt_ms) or 0.0
+            decode = rate(timings.decoded_tokens, timings.decode_ms) or 0.0
     return Measured(prefill, decode, ctx_slot, slots, tokens / _PROMPT_WORDS)
 
 
@@ -186,15 +189,6 @@ async def _slots(client: EngineClient) -> tuple[int, int]:
             return max(1, slots), ctx or _CTX_SLOT
         case _:
             return 1, _CTX_SLOT
-
-
-async def _rates(client: EngineClient, sample: str) -> tuple[float, float]:
-    reply = await complete(client, sample, _ANSWER_TOKENS)
-    timings = reply.timings
-    return (
-        rate(timings.prompt_tokens, timings.prompt_ms) or 0.0,
-        rate(timings.decoded_tokens, timings.decode_ms) or 0.0,
-    )
 
 
 _START: Final = "start"

@@ -18,7 +18,7 @@ from supervisor.bench.engine_requests import post, rate, run_together, tokenize
 from supervisor.bench.own_engine import PrivateInstance, private_instance
 from supervisor.bench.tune_goal import Figures, Goal
 from supervisor.bench.tune_space import BASE, Variant
-from supervisor.bench.workload import WorkloadFailed
+from supervisor.bench.workload import WorkloadFailed, clamp
 from supervisor.engine.client import EngineClient, EngineUnreachable
 from supervisor.errors import CorralError, EngineFailed, StartFailed
 from supervisor.fleet.planner import LaunchPlanner
@@ -129,6 +129,7 @@ _TOGETHER_MIN, _TOGETHER_MAX, _TOGETHER_S = 8, 40, 0.4
 _QUALITY_MIN, _QUALITY_MAX, _QUALITY_S = 8, 40, 0.8
 _TOGETHER_PROMPT: Final = 32
 _LEAST: Final = 16
+_PROMPT_TOKENS: Final = 1024
 # Used if the engine chooses the context; the model's context is long enough.
 _CTX: Final = 4096
 
@@ -144,30 +145,20 @@ class Sizes:
     quality: int  # generated for each text
 
 
-def smallest(ctx_slot: int) -> Sizes:
-    """Return the sizes of the first request, whose speed decides the sizes of the others."""
-    tokens = max(1, min(4 * _LEAST, (ctx_slot or _CTX) // 2 - 1))
-    return Sizes(tokens, min(_LEAST, tokens), tokens, tokens, tokens)
-
-
 def sizes_of(first: Timings, ctx_slot: int) -> Sizes:
     """Return sizes for an engine of these speeds; all variants get the same."""
     prefill = 1000 * first.prompt_tokens / max(1.0, first.prompt_ms)
     decode = 1000 * first.decoded_tokens / max(1.0, first.decode_ms)
     room = ctx_slot or _CTX
-    answer = min(_clamp(decode * _ANSWER_S, _ANSWER_MIN, _ANSWER_MAX), max(1, room // 4))
-    together = _clamp(decode * _TOGETHER_S, _TOGETHER_MIN, _TOGETHER_MAX)
+    answer = min(clamp(decode * _ANSWER_S, _ANSWER_MIN, _ANSWER_MAX), max(1, room // 4))
+    together = clamp(decode * _TOGETHER_S, _TOGETHER_MIN, _TOGETHER_MAX)
     return Sizes(
-        prompt=min(_clamp(prefill * _PROMPT_S, 4 * _LEAST, _PROMPT_MAX), max(1, room // 2)),
+        prompt=min(clamp(prefill * _PROMPT_S, 4 * _LEAST, _PROMPT_MAX), max(1, room // 2)),
         answer=answer,
         prompt_together=min(_TOGETHER_PROMPT, max(1, room // 4)),
         answer_together=min(together, max(1, room // 4)),
-        quality=_clamp(decode * _QUALITY_S, _QUALITY_MIN, _QUALITY_MAX),
+        quality=clamp(decode * _QUALITY_S, _QUALITY_MIN, _QUALITY_MAX),
     )
-
-
-def _clamp(value: float, low: int, high: int) -> int:
-    return min(max(round(value), low), high)
 
 
 # Not greedy: a small model would repeat itself, and drafts from the text would profit from that.
@@ -180,11 +171,6 @@ _SAMPLED: Final[Mapping[str, Any]] = {
 }
 
 
-async def long_prompt(client: EngineClient, tokens: int) -> list[int]:
-    found = await tokenize(client, LONG_TEXT, add_special=True)
-    return (found * (tokens // len(found) + 1))[:tokens]
-
-
 async def answer(client: EngineClient, prompt: Sequence[int], tokens: int) -> Timings:
     """Generate exactly this many tokens; not streamed, so that nothing competes for the cores."""
     body = {"prompt": prompt, "n_predict": tokens, **_SAMPLED}
@@ -193,17 +179,6 @@ async def answer(client: EngineClient, prompt: Sequence[int], tokens: int) -> Ti
     if timings is None or not rate(timings.decoded_tokens, timings.decode_ms):
         raise WorkloadFailed("/completion answered without timings")
     return timings
-
-
-async def total_rate(
-    clients: Sequence[EngineClient], prompts: Sequence[Sequence[int]], tokens: int
-) -> float:
-    began_at_s = time.perf_counter()
-    found = await run_together(
-        [answer(client, prompt, tokens) for client, prompt in zip(clients, prompts, strict=True)]
-    )
-    generated = sum(answer.decoded_tokens for answer in found)
-    return generated / max(1e-6, time.perf_counter() - began_at_s)
 
 
 class Measurements:
@@ -257,26 +232,32 @@ class Measurements:
     async def _measure_together(
         self, running: Sequence[PrivateInstance], slots: int, sizes: Sizes
     ) -> Figures:
+        tokens = sizes.answer_together
         async with AsyncExitStack() as stack:
             clients = [
                 await stack.enter_async_context(instance.client())
                 for _ in range(slots)
                 for instance in running
             ]
+            began_at_s = time.perf_counter()
             # Each prompt begins with another token, so that no stream reuses another's prompt.
-            prompts = [
-                self._prompt[number : number + sizes.prompt_together]
-                for number in range(len(clients))
-            ]
-            total = await total_rate(clients, prompts, sizes.answer_together)
-        return Figures(total=total)
+            found = await run_together(
+                [
+                    answer(client, self._prompt[at : at + sizes.prompt_together], tokens)
+                    for at, client in enumerate(clients)
+                ]
+            )
+            took_s = max(1e-6, time.perf_counter() - began_at_s)
+        return Figures(total=sum(timings.decoded_tokens for timings in found) / took_s)
 
     async def _sizes(self, instance: PrivateInstance) -> Sizes:
         if self.sizes is None:
+            ctx = self._plans.base.ctx_size // self._plans.base.slots
+            # The speed of the first request decides the sizes of the others.
+            least = max(1, min(4 * _LEAST, (ctx or _CTX) // 2 - 1))
             async with instance.client() as client:
-                ctx = self._plans.base.ctx_size // self._plans.base.slots
-                least = smallest(ctx)
-                self._prompt = await long_prompt(client, 1024)
-                first = await answer(client, self._prompt[: least.prompt], least.answer)
+                text = await tokenize(client, LONG_TEXT, add_special=True)
+                self._prompt = (text * (_PROMPT_TOKENS // len(text) + 1))[:_PROMPT_TOKENS]
+                first = await answer(client, self._prompt[:least], min(_LEAST, least))
             self.sizes = sizes_of(first, ctx)
         return self.sizes

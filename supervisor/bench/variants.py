@@ -157,9 +157,11 @@ def obstacles(facts: MachineFacts, specs: Sequence[VariantSpec]) -> tuple[str, .
 
 def check(facts: MachineFacts, specs: Sequence[VariantSpec]) -> None:
     if found := obstacles(facts, specs):
+        names = " ".join(model.name for model in facts.loaded)
+        unload = f" (corral unload {names})" if names else ""
         raise MachineBusy(
             f"the machine is not free to measure on: {'; '.join(found)}",
-            hint=f"{_advice(facts)}, or measure anyway with --force",
+            hint=f"end what it names{unload}, or measure anyway with --force",
         )
 
 
@@ -201,16 +203,8 @@ def _processor(facts: MachineFacts) -> Iterator[str]:
         return
     names = {pid: model.name for model in facts.loaded for pid in model.pids}
     for pid, name, cores in facts.programs[:_NAMED_MAX]:
-        if pid in names:
-            yield f"the daemon's {names[pid]} takes {cores:.1f} cores"
-        else:
-            yield f"{name} (pid {pid}) takes {cores:.1f} cores"
-
-
-def _advice(facts: MachineFacts) -> str:
-    if facts.loaded:
-        return f"end what it names (corral unload {' '.join(model.name for model in facts.loaded)})"
-    return "end what it names"
+        who = f"the daemon's {names[pid]}" if pid in names else f"{name} (pid {pid})"
+        yield f"{who} takes {cores:.1f} cores"
 
 
 def _loaded_text(loaded: Sequence[LoadedModel]) -> str:

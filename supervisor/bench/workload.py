@@ -68,16 +68,16 @@ def choose_sizes(variants: list[Measured]) -> Sizes:
     shared_ctx = ctx // slots  # slots of one unified cache share the context
     prefill = max(variant.prefill_rate for variant in variants)
     decode = max(variant.decode_rate for variant in variants)
-    answer = _clamp(decode * _ANSWER_S, _ANSWER_MIN, min(_ANSWER_MAX, ctx // 16))
+    answer = clamp(decode * _ANSWER_S, _ANSWER_MIN, min(_ANSWER_MAX, ctx // 16))
     question = min(_QUESTION_TOKENS, max(4, ctx // 32))
-    system = _clamp(prefill * _SYSTEM_S, _SYSTEM_MIN, min(_SYSTEM_MAX, shared_ctx // 2, ctx // 3))
+    system = clamp(prefill * _SYSTEM_S, _SYSTEM_MIN, min(_SYSTEM_MAX, shared_ctx // 2, ctx // 3))
     return Sizes(
         system=system,
         question=question,
         answer=answer,
         turns=max(1, min(6, (ctx - system) // (answer + question + _QUESTION_TOKENS))),
-        long_prompt=_clamp(prefill * _LONG_S, _LONG_MIN, min(_LONG_MAX, ctx - 8)),
-        generation=_clamp(decode * _GENERATION_S, _GENERATION_MIN, min(_GENERATION_MAX, ctx // 2)),
+        long_prompt=clamp(prefill * _LONG_S, _LONG_MIN, min(_LONG_MAX, ctx - 8)),
+        generation=clamp(decode * _GENERATION_S, _GENERATION_MIN, min(_GENERATION_MAX, ctx // 2)),
         batch_prompts=max(4, 2 * slots),
         embedded=min(_EMBEDDED_MAX, ctx),
         slots=max(2, slots),
@@ -86,7 +86,7 @@ def choose_sizes(variants: list[Measured]) -> Sizes:
     )
 
 
-def _clamp(tokens: float, low: int, high: int) -> int:
+def clamp(tokens: float, low: int, high: int) -> int:
     return max(1, min(max(round(tokens), low), high))
 
 
