@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -410,15 +411,13 @@ def findings(result: BenchResult) -> tuple[Finding, ...]:
 
 def _finding(figure: Figure, variants: tuple[Variant, ...]) -> Finding:
     words = _WORDS.get(figure.unit, AMOUNT)
-    values = [
-        tuple(found.get(figure.name, math.nan) for found in variant.rounds) for variant in variants
-    ]
-    found = tuple(
-        _variant_finding(variant.name, own, values[0] if i else None, words)
-        for i, (variant, own) in enumerate(zip(variants, values, strict=True))
-    )
+    found: list[VariantFinding] = []
+    for variant in variants:
+        values = tuple(known.get(figure.name, math.nan) for known in variant.rounds)
+        base = found[0].values if found else None
+        found.append(_variant_finding(variant.name, values, base, words))
     known = [value for variant in found for value in variant.known_values]
-    return Finding(figure, words, scale_for(figure.unit, known), found)
+    return Finding(figure, words, scale_for(figure.unit, known), tuple(found))
 
 
 def _variant_finding(
@@ -448,23 +447,16 @@ def table(result: BenchResult) -> str:
         return "nothing was measured"
     base = _shorten(result.variants[0].name, _VARIANT_MAX)
     head = ("figure", "variant", "median (range)", f"against {base}")
-    groups = list(_groups(found))
-    rows = [cells for _, group in groups for cells, _ in group]
+    groups: dict[str | None, list[_Row]] = defaultdict(list)
+    for finding in found:
+        groups[finding.figure.workload] += _rows(finding)
+    rows = [cells for group in groups.values() for cells, _ in group]
     widths = [max(len(cells[i]) for cells in (head, *rows)) for i in range(3)]
     lines = [colored(_line(head, widths), "bold")]
-    for workload, group in groups:
-        lines += ["", colored(one_line(workload), "bold")]
+    for workload, group in groups.items():
+        lines += ["", colored(one_line(workload or "whole round"), "bold")]
         lines += [_line(cells, widths, style) for cells, style in group]
     return "\n".join(lines)
-
-
-def _groups(found: Sequence[Finding]) -> Iterator[tuple[str, list[_Row]]]:
-    names = dict.fromkeys(finding.figure.workload for finding in found)
-    for name in names:
-        rows = [
-            row for finding in found if finding.figure.workload == name for row in _rows(finding)
-        ]
-        yield name or "whole round", rows
 
 
 def _rows(finding: Finding) -> Iterator[_Row]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import statistics
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -64,25 +62,20 @@ class RoundLimits:
 
 
 _EVERY_S: Final = 0.5
-# A variant, and its start or one of its workloads.
-Step = tuple[str, str]
 
 
 class Progress:
-    """Shows the steps of a bench, each a part of a round, and estimates the remaining time."""
+    """Shows the steps of a bench, `steps` in each round, and estimates the remaining time."""
 
-    def __init__(
-        self, label: str, steps: Sequence[Step], limits: RoundLimits, meter: ProgressMeter
-    ) -> None:
+    def __init__(self, label: str, steps: int, limits: RoundLimits, meter: ProgressMeter) -> None:
         self._label = label
-        self._steps = tuple(steps)
+        self._steps = steps
         self._limits = limits
         self._meter = meter
-        self._began_s = self._step_began_s = time.monotonic()
+        self._began_s = time.monotonic()
         self._round = 0
-        self._step: Step | None = None
-        self._took_s: dict[Step, list[float]] = defaultdict(list)
-        self._done: list[Step] = []  # in the current round
+        self._step = ""
+        self._done, self._done_s = 0, 0.0  # steps of rounds that are done, and when the last was
 
     @property
     def elapsed_s(self) -> float:
@@ -92,53 +85,42 @@ class Progress:
         if self._round == 0:
             self._began_s = time.monotonic()
         self._round += 1
-        self._done.clear()
-
-    def add(self, step: Step, took_s: float) -> None:
-        self._took_s[step].append(took_s)
-        self._done.append(step)
 
     @contextmanager
     def step(self, variant: str, what: str) -> Iterator[None]:
-        self._step, self._step_began_s = (variant, what), time.monotonic()
+        self._step = f"{variant}: {what}"
         self.show()
         yield
-        self.add(self._step, time.monotonic() - self._step_began_s)
+        if self._round:
+            self.add(self.elapsed_s)
+
+    def add(self, elapsed_s: float) -> None:
+        """Note that a step of a round is done."""
+        self._done, self._done_s = self._done + 1, elapsed_s
 
     def show(self) -> None:
-        if self._step is None:
+        if not self._step:
             return
-        what = ": ".join(self._step)
         if self._round == 0:
-            self._meter.show(self._label, 0.0, f"first start · {what}")
+            self._meter.show(self._label, 0.0, f"first start · {self._step}")
             return
-        step_s = time.monotonic() - self._step_began_s
-        left_s = self.remaining_s(self._round - 1, self._step, step_s, self.elapsed_s)
-        whole_s = self.elapsed_s + left_s
+        elapsed_s = self.elapsed_s
+        left_s = self.remaining_s(elapsed_s)
         planned = self._limits.planned_rounds
         number = f"round {self._round}" + (f" of {planned}" if planned else "")
         left = f"{duration(left_s)} left · " if left_s else ""
-        share = self.elapsed_s / whole_s if whole_s else 0.0
-        self._meter.show(self._label, share, f"{left}{number} · {what}")
+        share = elapsed_s / (elapsed_s + left_s) if left_s else 0.0
+        self._meter.show(self._label, share, f"{left}{number} · {self._step}")
 
-    def remaining_s(self, rounds_done: int, step: Step, step_s: float, elapsed_s: float) -> float:
-        """Estimate the remaining time; `step` has run for `step_s`. Never negative."""
-        ahead = [other for other in self._steps if other not in self._done and other != step]
-        rest_s = max(0.0, self._mean_s(step) - step_s) + sum(map(self._mean_s, ahead))
-        round_s = sum(map(self._mean_s, self._steps))
-        further = max(0, self._limits.repeats - rounds_done - 1)
-        if self._limits.limit_s is None:
-            return rest_s + further * round_s
-        left_s = self._limits.limit_s - elapsed_s - rest_s
-        fitting = min(further, int(left_s / round_s) if round_s > 0 else 0)
-        return rest_s + max(0, fitting) * round_s
-
-    def _mean_s(self, step: Step) -> float:
-        """The mean over this step's runs, or the same step of other variants, or all steps."""
-        same = [s for (_, what), took in self._took_s.items() if what == step[1] for s in took]
-        every = [s for took in self._took_s.values() for s in took]
-        found = self._took_s.get(step) or same or every
-        return statistics.fmean(found) if found else 0.0
+    def remaining_s(self, elapsed_s: float) -> float:
+        """Estimate the remaining time by the mean of the steps so far; 0 before the first."""
+        if not self._done:
+            return 0.0
+        ahead = self._steps * self._limits.repeats - self._done
+        left_s = self._done_s / self._done * ahead - (elapsed_s - self._done_s)
+        if self._limits.limit_s is not None:
+            left_s = min(left_s, self._limits.limit_s - elapsed_s)
+        return max(0.0, left_s)
 
 
 @contextmanager
@@ -220,8 +202,7 @@ class Bench:
         self.variants = {
             spec.name: Variant(spec.name, spec.profile, spec.argv) for spec in self.specs
         }
-        whats = (_START, *(workload.name for workload in self.workloads))
-        steps = [(spec.name, what) for spec in self.specs for what in whats]
+        steps = len(self.specs) * (1 + len(self.workloads))  # the first is the start
         self._progress = Progress(f"bench {self.model}", steps, self.limits, self.meter)
 
     @property

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from random import Random
 from types import MappingProxyType
@@ -116,14 +116,24 @@ BATCH: Final = Workload(
 )
 
 
+def _spread(name: str, took_ms: Sequence[float], suffix: str = "") -> dict[str, float]:
+    return {
+        f"{name}_p50{suffix}": percentile(took_ms, 0.5),
+        f"{name}_p95{suffix}": percentile(took_ms, 0.95),
+    }
+
+
+def _spread_figures(name: str, title: str, suffix: str = "", words: str = "") -> Iterator[Figure]:
+    yield Figure(f"{name}_p50{suffix}", f"{title}, median{words}", "ms")
+    yield Figure(f"{name}_p95{suffix}", f"{title}, 95 of 100{words}", "ms")
+
+
 _CONVERSATIONS: Final = 2
 
 
 def _reply_values(workload: str, replies: Sequence[Reply]) -> dict[str, float | None]:
-    first_ms = [reply.first_token_ms for reply in replies]
     return {
-        f"{workload}.first_token_p50": percentile(first_ms, 0.5),
-        f"{workload}.first_token_p95": percentile(first_ms, 0.95),
+        **_spread(f"{workload}.first_token", [reply.first_token_ms for reply in replies]),
         f"{workload}.decode_rate": median_rate([reply.decode_rate for reply in replies]),
         f"{workload}.prompt_tokens": sum(reply.timings.prompt_tokens for reply in replies),
     }
@@ -131,8 +141,7 @@ def _reply_values(workload: str, replies: Sequence[Reply]) -> dict[str, float | 
 
 def _reply_figures(workload: str, *more: Figure) -> tuple[Figure, ...]:
     return (
-        Figure(f"{workload}.first_token_p50", "first token, median", "ms"),
-        Figure(f"{workload}.first_token_p95", "first token, 95 of 100", "ms"),
+        *_spread_figures(f"{workload}.first_token", "first token"),
         Figure(f"{workload}.decode_rate", "one stream", "tokens/s"),
         *more,
         Figure(f"{workload}.prompt_tokens", "prompt tokens computed", "tokens"),
@@ -200,11 +209,10 @@ async def _run_concurrent(engine: MeasuredEngine, rng: Random) -> Outcome:
         answers = await run_together([_client(engine, requests) for requests in clients])
         took_s = time.perf_counter() - began_s
         replies = [reply for answer in answers for reply in answer]
-        first_ms = [reply.first_token_ms for reply in replies]
         generated = sum(reply.timings.decoded_tokens for reply in replies)
         values[f"concurrent.total_rate{suffix}"] = generated / took_s
-        values[f"concurrent.first_token_p50{suffix}"] = percentile(first_ms, 0.5)
-        values[f"concurrent.first_token_p95{suffix}"] = percentile(first_ms, 0.95)
+        first_ms = [reply.first_token_ms for reply in replies]
+        values |= _spread("concurrent.first_token", first_ms, suffix)
         tokens += sum(reply.tokens for reply in replies)
     return values, tokens
 
@@ -222,8 +230,7 @@ CONCURRENT: Final = Workload(
         for suffix, words in (("", ""), ("_twice", ", 2 clients a slot"))
         for figure in (
             Figure(f"concurrent.total_rate{suffix}", f"all together{words}", "tokens/s"),
-            Figure(f"concurrent.first_token_p50{suffix}", f"first token, median{words}", "ms"),
-            Figure(f"concurrent.first_token_p95{suffix}", f"first token, 95 of 100{words}", "ms"),
+            *_spread_figures("concurrent.first_token", "first token", suffix, words),
         )
     ),
     _run_concurrent,
@@ -245,11 +252,7 @@ async def _run_embedding(engine: MeasuredEngine, rng: Random) -> Outcome:
         began_s = time.perf_counter()
         together = await _embed(client, [text(rng, words) for _ in range(2 * _TEXTS)])
         rate = together / (time.perf_counter() - began_s)
-    values = {
-        "embedding.latency_p50": percentile(took_ms, 0.5),
-        "embedding.latency_p95": percentile(took_ms, 0.95),
-        "embedding.total_rate": rate,
-    }
+    values = _spread("embedding.latency", took_ms) | {"embedding.total_rate": rate}
     return values, tokens + together
 
 
@@ -266,8 +269,7 @@ EMBEDDING: Final = Workload(
     "embedding",
     "texts to embed, one by one and many in one request",
     (
-        Figure("embedding.latency_p50", "one text, median", "ms"),
-        Figure("embedding.latency_p95", "one text, 95 of 100", "ms"),
+        *_spread_figures("embedding.latency", "one text"),
         Figure("embedding.total_rate", "many texts", "tokens/s"),
     ),
     _run_embedding,

@@ -9,10 +9,6 @@ import pytest
 from supervisor.bench.runner import Progress, RoundLimits
 from supervisor.output import ProgressMeter
 
-START, CHAT = ("base", "start"), ("base", "chat")
-OTHER_START, OTHER_CHAT = ("fast", "start"), ("fast", "chat")
-ROUND = (START, CHAT, OTHER_START, OTHER_CHAT)
-
 
 @pytest.mark.parametrize(
     ("limits", "done", "elapsed_s"),
@@ -47,29 +43,29 @@ def test_the_time_decides_the_number_of_rounds_only_if_set() -> None:
 
 
 def progress(limits: RoundLimits) -> Progress:
-    found = Progress("bench chat", ROUND, limits, ProgressMeter(io.StringIO()))
+    found = Progress("bench chat", 4, limits, ProgressMeter(io.StringIO()))
     found.begin_round()
-    for step, took_s in ((START, 1), (CHAT, 4), (OTHER_START, 1)):
-        found.add(step, took_s)
+    for elapsed_s in (1, 5, 6):
+        found.add(elapsed_s)
     return found
 
 
 def test_the_remaining_time_is_of_the_steps_ahead() -> None:
     found = progress(RoundLimits(2, None))
-    # The other chat will take as long as the known one, of which 3 s are over; then a whole round.
-    assert found.remaining_s(0, OTHER_CHAT, 3, 9) == pytest.approx(1 + 10)
-    assert found.remaining_s(1, OTHER_CHAT, 99, 9) == 0
+    assert found.remaining_s(6) == pytest.approx(5 * 2)
+    assert found.remaining_s(9) == pytest.approx(5 * 2 - 3)
+    assert found.remaining_s(99) == 0
 
 
 def test_the_remaining_time_never_exceeds_the_limit() -> None:
     found = progress(RoundLimits(None, 1))
-    assert found.remaining_s(0, OTHER_CHAT, 0, 6) == pytest.approx(4 + 5 * 10)
-    assert found.remaining_s(0, OTHER_CHAT, 0, 55) == pytest.approx(4)
+    assert found.remaining_s(6) == pytest.approx(54)
+    assert found.remaining_s(70) == 0
 
 
 def test_the_line_names_round_step_and_time() -> None:
     stream, limits = io.StringIO(), RoundLimits(2, None)
-    shown = Progress("bench chat", ROUND, limits, ProgressMeter(stream))
+    shown = Progress("bench chat", 4, limits, ProgressMeter(stream))
     with shown.step("base", "start"):
         pass
     shown.begin_round()
