@@ -176,7 +176,7 @@ def _operation_row(operation: Operation) -> str:
     path = _PATTERN.sub(r"{\1}", operation.path)
     names = [*inspect.signature(operation.stub).parameters][1:]
     body = ", ".join(f"`{name}`" for name in names if f"{{{name}}}" not in path)
-    annotation = inspect.signature(operation.stub).return_annotation
+    annotation = inspect.signature(operation.stub).return_annotation.replace("messages.", "")
     kind = re.sub(r"^Stream\[(.*)\]$", r"\1", annotation)
     first_line = (operation.stub.__doc__ or "").partition("\n")[0]
     member = f"`{operation.member}`: " if operation.member else ""

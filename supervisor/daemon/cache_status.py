@@ -10,13 +10,7 @@ from proxy.cache.save_policy import ModelCounts, OperationCounts, no_counts
 from proxy.observe.cache_finding import Tier
 from proxy.router.router import Router
 from proxy.router.slots import CacheContents, TierUse
-from supervisor.daemon.control_messages import (
-    CachesStatus,
-    CacheStatus,
-    SlotDiskStatus,
-    SlotFileStatus,
-    TierStatus,
-)
+from supervisor.daemon import control_messages as messages
 from supervisor.daemon.model_status import not_persisted_reason
 from supervisor.fleet.model import Model
 from supervisor.slot_store.manifest import Manifest
@@ -32,7 +26,7 @@ def caches_status(
     saved: Sequence[Manifest],
     budget: DiskBudget,
     limits: SaveLimits,
-) -> CachesStatus:
+) -> messages.CachesStatus:
     on_disk, contents = _by_model(saved), router.cache_contents()
     found = [
         cache_status(
@@ -51,20 +45,20 @@ def caches_status(
             for (name, reason), count in router.saves_skipped.items()
             if name == status.model
         }
-    disk = SlotDiskStatus(
+    disk = messages.SlotDiskStatus(
         size_bytes=_size_bytes(saved),
         limit_bytes=budget.size_bytes,
         written_bytes=round(limits.written_bytes),
         write_limit_bytes=budget.write_hour_bytes,
         paused=limits.pause.is_on,
     )
-    return CachesStatus(models=found, disk=disk)
+    return messages.CachesStatus(models=found, disk=disk)
 
 
-def saved_status(saved: Sequence[Manifest]) -> CachesStatus:
+def saved_status(saved: Sequence[Manifest]) -> messages.CachesStatus:
     """Return the part of the status that is known without a daemon: the files on disk."""
     found = [cache_status(model, its) for model, its in _by_model(saved).items()]
-    return CachesStatus(found, SlotDiskStatus(_size_bytes(saved)))
+    return messages.CachesStatus(found, messages.SlotDiskStatus(_size_bytes(saved)))
 
 
 def _size_bytes(saved: Iterable[Manifest]) -> int:
@@ -79,10 +73,10 @@ def cache_status(
     use: Mapping[Tier, TierUse] = _NO_USE,
     counts: ModelCounts | None = None,
     not_saved_reason: str | None = None,
-) -> CacheStatus:
+) -> messages.CacheStatus:
     """Return the tiers of a model; `contents` is None if no instance of it runs."""
     oldest = min((manifest.saved_at for manifest in saved), default=None)
-    return CacheStatus(
+    return messages.CacheStatus(
         model=model,
         slots=contents.slots if contents else 0,
         prompts=sum(tier.prompts for tier in use.values()),
@@ -106,7 +100,7 @@ def _by_model(saved: Iterable[Manifest]) -> dict[str, list[Manifest]]:
 
 def _tiers(
     saved: Sequence[Manifest], contents: CacheContents, use: Mapping[Tier, TierUse]
-) -> list[TierStatus]:
+) -> list[messages.TierStatus]:
     copies: tuple[int | None, int | None, int | None] = (None, None, None)
     if contents.copied_conversations is not None:
         copied_bytes = round(contents.copied_bytes)
@@ -124,9 +118,9 @@ def _tier(
     use: Mapping[Tier, TierUse],
     held: tuple[int | None, int | None, int | None],
     limit_bytes: float = math.inf,
-) -> TierStatus:
+) -> messages.TierStatus:
     conversations, tokens, size_bytes = held
-    return TierStatus(
+    return messages.TierStatus(
         tier=tier.value,
         conversations=conversations,
         tokens=tokens,
@@ -138,5 +132,7 @@ def _tier(
     )
 
 
-def _file_status(counts: OperationCounts) -> SlotFileStatus:
-    return SlotFileStatus.of(counts, count=counts.done, duration_s=round(counts.duration_s, 3))
+def _file_status(counts: OperationCounts) -> messages.SlotFileStatus:
+    return messages.SlotFileStatus.of(
+        counts, count=counts.done, duration_s=round(counts.duration_s, 3)
+    )

@@ -26,20 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast, get_args, get_type_hints
 from urllib.parse import quote
 
-from supervisor.daemon.control_messages import (
-    BalanceStatus,
-    CachesStatus,
-    CanariesStatus,
-    DaemonStatus,
-    ForgottenSlots,
-    MovedLayers,
-    ReloadReport,
-    SavedSlot,
-    TrialStatus,
-    WarmedInstance,
-    daemon_exited_error,
-    read,
-)
+from supervisor.daemon import control_messages as messages
 from supervisor.errors import CorralError, DaemonBusy, NotRunning, from_json
 from supervisor.system.paths import check_owner
 
@@ -117,15 +104,15 @@ class Client:
         self._socket = control_socket
 
     @_operation("GET", "/v1/status")
-    def status(self) -> DaemonStatus:
+    def status(self) -> messages.DaemonStatus:
         """Return the status of the daemon, its models and instances."""
 
     @_operation("GET", "/v1/trials", "trials")
-    def trials(self) -> list[TrialStatus]:
+    def trials(self) -> list[messages.TrialStatus]:
         """Return the figures of each model's trial."""
 
     @_operation("GET", "/v1/slots")
-    def caches(self) -> CachesStatus:
+    def caches(self) -> messages.CachesStatus:
         """Return the places of the prompts of each model."""
 
     @_operation("GET", "/v1/requests", "requests", module="proxy.observe.past")
@@ -145,29 +132,29 @@ class Client:
         """Return a link that signs in one browser; raises SettingsInvalid without a dashboard."""
 
     @_operation("GET", "/v1/events", "done", "events")
-    def events(self) -> Stream[DaemonStatus]:
+    def events(self) -> Stream[messages.DaemonStatus]:
         """Send events until the client disconnects."""
 
     @_operation("POST", "/v1/{verb:start|stop|restart|load|unload}", "done", "progress")
-    def command(self, verb: str, models: Sequence[str]) -> Stream[DaemonStatus]:
+    def command(self, verb: str, models: Sequence[str]) -> Stream[messages.DaemonStatus]:
         """Start, stop, restart, load or unload models, all if none is named; until that is done."""
 
     @_operation("POST", "/v1/reload", "reloaded", "progress")
-    def reload(self, *, dry_run: bool) -> Stream[ReloadReport]:
+    def reload(self, *, dry_run: bool) -> Stream[messages.ReloadReport]:
         """Reload the settings, until they are applied or rejected."""
 
     @_operation("POST", "/v1/models", "reloaded", "waiting")
-    def add_models(self, models: Mapping[str, Any]) -> Stream[ReloadReport]:
+    def add_models(self, models: Mapping[str, Any]) -> Stream[messages.ReloadReport]:
         """Serve further models until the daemon ends, by tables `[models.NAME]`; loads none."""
 
     @_operation("POST", "/v1/slots/save", "slots", "waiting")
-    def save_slots(self, models: Sequence[str]) -> Stream[list[SavedSlot]]:
+    def save_slots(self, models: Sequence[str]) -> Stream[list[messages.SavedSlot]]:
         """Save the idle slots of models, all if none is named; return all saved slots."""
 
     @_operation("POST", "/v1/slots/forget")
     def forget_slots(
         self, model: str | None, conversation: str | None, request: str | None
-    ) -> ForgottenSlots:
+    ) -> messages.ForgottenSlots:
         """Forget the conversation of a file, or of a request, or all of a model, or all.
 
         At most one parameter is not None. `conversation` is the beginning of a file name, `request`
@@ -175,29 +162,29 @@ class Client:
         """
 
     @_operation("POST", "/v1/models/{model}/warm", "warmed", "waiting")
-    def warm(self, model: str, body: Mapping[str, Any]) -> Stream[list[WarmedInstance]]:
+    def warm(self, model: str, body: Mapping[str, Any]) -> Stream[list[messages.WarmedInstance]]:
         """Prefill a chat request, or `{"prompt": text}`, on each instance of a model."""
 
     @_operation("GET", "/v1/balance", "balances")
-    def balances(self) -> list[BalanceStatus]:
+    def balances(self) -> list[messages.BalanceStatus]:
         """Return the workers of each split model, and suggested moves."""
 
     @_operation("POST", "/v1/models/{model}/balance", "moved", "waiting")
-    def balance(self, model: str, *, undo: bool = False) -> Stream[MovedLayers]:
+    def balance(self, model: str, *, undo: bool = False) -> Stream[messages.MovedLayers]:
         """Move the layers of a model as suggested; `undo` moves them back."""
 
     @_operation("GET", "/v1/canaries")
-    def canaries(self) -> CanariesStatus:
+    def canaries(self) -> messages.CanariesStatus:
         """Return the running and ended canaries of all models."""
 
     @_operation("POST", "/v1/models/{model}/canary", "canaries", "progress")
     def start_canary(
         self, model: str, engine: str, share: float, limit_s: float | None, margin: float
-    ) -> Stream[CanariesStatus]:
+    ) -> Stream[messages.CanariesStatus]:
         """Start a canary, until it serves. `limit_s`: None if only a command ends it."""
 
     @_operation("POST", "/v1/models/{model}/canary/{verb:promote|withdraw}", "canaries", "progress")
-    def end_canary(self, model: str, verb: str) -> Stream[CanariesStatus]:
+    def end_canary(self, model: str, verb: str) -> Stream[messages.CanariesStatus]:
         """End a canary (`verb`: promote or withdraw), until that is done."""
 
     @_operation("POST", "/v1/capture", sends="lines")
@@ -211,7 +198,7 @@ class Client:
         """End the running capture."""
 
     @_operation("POST", "/v1/hosts", "done", "events")
-    def host(self) -> Stream[DaemonStatus]:
+    def host(self) -> Stream[messages.DaemonStatus]:
         """Be a desktop host until the disconnect; `host` comes first. Raises DaemonStopping."""
 
     @_operation("POST", r"/v1/hosts/{host:\d{1,9}}/leave")
@@ -219,7 +206,7 @@ class Client:
         """Leave; the stream of the host then ends. If no host is left, the daemon ends first."""
 
     @_operation("POST", "/v1/shutdown", "done", "progress")
-    def shutdown(self) -> Stream[DaemonStatus]:
+    def shutdown(self) -> Stream[messages.DaemonStatus]:
         """Drain and stop, until no engine runs; the stream may break when the daemon exits."""
 
     def send(self, operation: Operation, arguments: dict[str, Any]) -> Any:
@@ -238,7 +225,9 @@ class Client:
             return _messages(response, operation)
         with response as answered:
             found = json.load(answered)
-        return read(operation.answer(), found[operation.member] if operation.member else found)
+        return messages.read(
+            operation.answer(), found[operation.member] if operation.member else found
+        )
 
 
 def _parameter(part: str) -> str:
@@ -266,9 +255,9 @@ def _messages(response: Response, operation: Operation) -> Stream[Any]:
             if "error" in message:
                 raise from_json(message["error"])
             if operation.member in message:
-                return read(operation.answer(), message[operation.member])
+                return messages.read(operation.answer(), message[operation.member])
             yield message
-    ended = daemon_exited_error()
+    ended = messages.daemon_exited_error()
     raise StreamEnded(ended.message, hint=ended.hint)
 
 

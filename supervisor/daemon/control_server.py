@@ -27,17 +27,11 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
+from supervisor import errors
 from supervisor.daemon.control_client import OPERATIONS, Message, Operation
 from supervisor.daemon.control_messages import daemon_exited_error
 from supervisor.daemon.operations import DaemonService
 from supervisor.engine import prompts
-from supervisor.errors import (
-    CorralError,
-    NoSuchConversation,
-    NoSuchModel,
-    NoSuchRequest,
-    SettingsInvalid,
-)
 from supervisor.events import DAEMON_STOPPED, LOAD_PROGRESS, Event, EventStream, Listener
 
 _BODY_MAX_BYTES: Final = 2 * prompts.SIZE_MAX_BYTES
@@ -67,8 +61,10 @@ async def serve(
 async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
-    except CorralError as error:
-        is_unknown = isinstance(error, NoSuchModel | NoSuchRequest | NoSuchConversation)
+    except errors.CorralError as error:
+        is_unknown = isinstance(
+            error, errors.NoSuchModel | errors.NoSuchRequest | errors.NoSuchConversation
+        )
         status = HTTPStatus.NOT_FOUND if is_unknown else HTTPStatus.CONFLICT
         return _json({"error": error.as_json()}, status)
 
@@ -96,7 +92,7 @@ async def _handle(
         answer = _outcome(answer)
     elif inspect.isawaitable(answer):
         answer = await answer
-    if isinstance(answer, CorralError):
+    if isinstance(answer, errors.CorralError):
         raise answer
     return _json({operation.member: answer} if operation.member else answer)
 
@@ -114,9 +110,9 @@ async def _arguments(kind: type[BaseModel], request: web.Request) -> dict[str, A
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
-        raise SettingsInvalid(f"{name} in the body is invalid: {first['msg']}") from error
+        raise errors.SettingsInvalid(f"{name} in the body is invalid: {first['msg']}") from error
     except (TypeError, ValueError) as error:
-        raise SettingsInvalid("the body must be a JSON object") from error
+        raise errors.SettingsInvalid("the body must be a JSON object") from error
     return {name: getattr(arguments, name) for name in kind.model_fields}
 
 
@@ -178,7 +174,7 @@ async def _send_messages(
             elif not is_over():
                 await _write(response, {"waiting": waiting_every_s})
         answer = _outcome(task) if task else service.current_status()
-        if isinstance(answer, CorralError):
+        if isinstance(answer, errors.CorralError):
             await _write(response, {"error": answer.as_json()})
         else:
             await _write(response, {operation.member: answer})

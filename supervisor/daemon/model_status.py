@@ -13,23 +13,7 @@ from proxy.router.batch_queue import BatchQueueStats
 from proxy.router.lease import InstanceStats
 from supervisor.autoscale.layer_mover import Moved
 from supervisor.builds.help import spec_types
-from supervisor.daemon.control_messages import (
-    AdaptedValue,
-    BalanceStatus,
-    BatchQueueStatus,
-    CaptureStatus,
-    DraftStatus,
-    IdleStatus,
-    InstanceStatus,
-    ModelStatus,
-    MovedLayers,
-    ReloadReport,
-    SavedSlot,
-    ShardStatus,
-    WaitStatus,
-    WeightStatus,
-    WorkerStatus,
-)
+from supervisor.daemon import control_messages as messages
 from supervisor.daemon.trial_status import error_fields, instance_error, trial_note
 from supervisor.engine.states import InstanceSnapshot
 from supervisor.fleet.model import Model, availability
@@ -38,14 +22,8 @@ from supervisor.fleet.stats import EngineStats
 from supervisor.loading.decide import ModelState, Waiting
 from supervisor.plan.plan import Plan
 from supervisor.plan.setting import SettingsByFlag
+from supervisor.rpc import balance
 from supervisor.rpc.address import KnownWorkers, WorkerAddress
-from supervisor.rpc.balance import (
-    Balanced,
-    InsufficientData,
-    Rebalance,
-    RebalanceDecision,
-    ShardMetrics,
-)
 from supervisor.rpc.model_workers import address_of
 from supervisor.rpc.pool import WorkerPool
 from supervisor.rpc.relay import ShardRun
@@ -59,12 +37,12 @@ if TYPE_CHECKING:
 
 def model_status(
     model: Model,
-    instances: list[InstanceStatus],
+    instances: list[messages.InstanceStatus],
     waiting: Waiting | None,
     loaded: ModelState | None,
-) -> ModelStatus:
+) -> messages.ModelStatus:
     plan, (state, reason) = model.plan, availability(model)
-    return ModelStatus(
+    return messages.ModelStatus(
         name=model.entry.name,
         state=state,
         reason=reason,
@@ -73,7 +51,7 @@ def model_status(
         profile=model.entry.profile,
         slots=plan.slots if plan else 0,
         ctx_size=plan.ctx_size if plan else None,
-        waiting=WaitStatus.of(waiting) if waiting else None,
+        waiting=messages.WaitStatus.of(waiting) if waiting else None,
         idle=_idle(loaded) if loaded else None,
         not_persisted_reason=not_persisted_reason(model),
         adapted=_adapted_values(plan.adapted if plan else {}),
@@ -88,8 +66,8 @@ def not_persisted_reason(model: Model) -> str | None:
     return next((replica.slots.reason for replica in model.all_replicas if replica.plan), None)
 
 
-def _idle(loaded: ModelState) -> IdleStatus:
-    return IdleStatus(
+def _idle(loaded: ModelState) -> messages.IdleStatus:
+    return messages.IdleStatus(
         limit_s=_finite(loaded.idle_limit_s),
         unload_in_s=_finite(loaded.unload_in_s),
         origin="keep_alive" if loaded.follows_request else "ttl_s",
@@ -100,8 +78,8 @@ def _finite(seconds: float) -> float | None:
     return None if math.isinf(seconds) else max(0.0, seconds)
 
 
-def _adapted_values(settings: SettingsByFlag) -> list[AdaptedValue]:
-    return [AdaptedValue.of(setting, key=key) for key, setting in settings.items()]
+def _adapted_values(settings: SettingsByFlag) -> list[messages.AdaptedValue]:
+    return [messages.AdaptedValue.of(setting, key=key) for key, setting in settings.items()]
 
 
 def instance_status(
@@ -111,9 +89,9 @@ def instance_status(
     slots_busy: int,
     *,
     is_retiring: bool,
-) -> InstanceStatus:
+) -> messages.InstanceStatus:
     endpoint, draft = facts.endpoint, plan.memory_inputs.draft if plan else None
-    return InstanceStatus.of(
+    return messages.InstanceStatus.of(
         facts,
         state=facts.state.value,
         retiring=is_retiring,
@@ -131,7 +109,7 @@ def instance_status(
             *((*plan.lost_workers, *plan.missing_draft) if plan and facts.pid else ()),
             *(f"{warning.sentence}: {warning.hint}" for warning in facts.warnings),
         ],
-        draft=DraftStatus(
+        draft=messages.DraftStatus(
             stats.drafted_tokens,
             stats.accepted_tokens,
             stats.acceptance,
@@ -142,11 +120,11 @@ def instance_status(
     )
 
 
-def weight_statuses(instances: Iterable[InstanceStats]) -> list[WeightStatus]:
+def weight_statuses(instances: Iterable[InstanceStats]) -> list[messages.WeightStatus]:
     serving = [instance for instance in instances if instance.in_service]
     counts = Counter(instance.upstream.model for instance in serving)
     return [
-        WeightStatus(
+        messages.WeightStatus(
             instance=instance.upstream.name,
             model=instance.upstream.model,
             weight=round(instance.weight.value, 3),
@@ -157,22 +135,22 @@ def weight_statuses(instances: Iterable[InstanceStats]) -> list[WeightStatus]:
     ]
 
 
-def batch_statuses(stats: Mapping[str, BatchQueueStats]) -> list[BatchQueueStatus]:
+def batch_statuses(stats: Mapping[str, BatchQueueStats]) -> list[messages.BatchQueueStatus]:
     return [
-        BatchQueueStatus(model, **asdict(queue))
+        messages.BatchQueueStatus(model, **asdict(queue))
         for model, queue in sorted(stats.items())
         if queue.total_queued
     ]
 
 
-def saved_slot(manifest: Manifest) -> SavedSlot:
+def saved_slot(manifest: Manifest) -> messages.SavedSlot:
     saved_at = manifest.saved_at.isoformat(timespec="seconds")
-    return SavedSlot.of(manifest, saved_at=saved_at, encrypted=bool(manifest.key_id))
+    return messages.SavedSlot.of(manifest, saved_at=saved_at, encrypted=bool(manifest.key_id))
 
 
-def reload_report(result: ReloadResult) -> ReloadReport:
+def reload_report(result: ReloadResult) -> messages.ReloadReport:
     replicas = ("added", "removed", "changed", "kept")
-    return ReloadReport(
+    return messages.ReloadReport(
         **{name: [*map(str, getattr(result.difference, name))] for name in replicas},
         notes=list(result.notes),
         failures=[
@@ -184,7 +162,7 @@ def reload_report(result: ReloadResult) -> ReloadReport:
 
 def worker_statuses(
     settings: Settings, known: KnownWorkers, pool: WorkerPool
-) -> list[WorkerStatus]:
+) -> list[messages.WorkerStatus]:
     return [
         _worker_status(
             address_of(name, worker_settings, known),
@@ -198,9 +176,9 @@ def worker_statuses(
 
 def _worker_status(
     address: WorkerAddress, models: list[str], known: KnownWorkers, local: Worker | None
-) -> WorkerStatus:
+) -> messages.WorkerStatus:
     devices, problem = known.devices(address), known.problem(address)
-    found = WorkerStatus(
+    found = messages.WorkerStatus(
         name=address.name,
         address=str(address),
         local=local is not None,
@@ -219,11 +197,13 @@ def _worker_status(
     return found
 
 
-def balance_status(model: str, instance: str, run: ShardRun, now_s: float) -> BalanceStatus:
+def balance_status(
+    model: str, instance: str, run: ShardRun, now_s: float
+) -> messages.BalanceStatus:
     """Return the measurements of a run; `now_s` is the event loop's time."""
     decision = run.balancer.advice()
-    moves = decision if isinstance(decision, Rebalance) else None
-    return BalanceStatus(
+    moves = decision if isinstance(decision, balance.Rebalance) else None
+    return messages.BalanceStatus(
         model=model,
         instance=instance,
         decision=_DECISIONS[type(decision)],
@@ -234,23 +214,25 @@ def balance_status(model: str, instance: str, run: ShardRun, now_s: float) -> Ba
     )
 
 
-def moved_layers(moved: Moved) -> MovedLayers:
+def moved_layers(moved: Moved) -> messages.MovedLayers:
     name, move, path = moved
     before, after = dict(move.before), dict(move.after)
-    return MovedLayers.of(move, model=name, before=before, after=after, file=str(path))
+    return messages.MovedLayers.of(move, model=name, before=before, after=after, file=str(path))
 
 
-_DECISIONS: Final[Mapping[type[RebalanceDecision], str]] = {
-    Balanced: "balanced",
-    InsufficientData: "insufficient_data",
-    Rebalance: "rebalance",
+_DECISIONS: Final[Mapping[type[balance.RebalanceDecision], str]] = {
+    balance.Balanced: "balanced",
+    balance.InsufficientData: "insufficient_data",
+    balance.Rebalance: "rebalance",
 }
 
 
-def _shards(run: ShardRun, moves: Rebalance | None, now_s: float) -> Iterator[ShardStatus]:
+def _shards(
+    run: ShardRun, moves: balance.Rebalance | None, now_s: float
+) -> Iterator[messages.ShardStatus]:
     suggested = dict(moves.suggested_assignments) if moves else {}
     for plan, metrics in zip(run.plans, run.balancer.metrics.values(), strict=True):
-        yield ShardStatus.of(
+        yield messages.ShardStatus.of(
             metrics,
             has_output=plan.more_layers > 0,
             layers_max=plan.layers_max,
@@ -260,14 +242,14 @@ def _shards(run: ShardRun, moves: Rebalance | None, now_s: float) -> Iterator[Sh
         )
 
 
-def _time_of(metrics: ShardMetrics, now_s: float) -> str | None:
+def _time_of(metrics: balance.ShardMetrics, now_s: float) -> str | None:
     if metrics.last_update is None:
         return None
     at = datetime.now(tz=UTC) - timedelta(seconds=now_s - metrics.last_update)
     return at.isoformat(timespec="milliseconds")
 
 
-def capture_status(running: Recording | None) -> CaptureStatus | None:
+def capture_status(running: Recording | None) -> messages.CaptureStatus | None:
     if running is None:
         return None
-    return CaptureStatus.of(running, left_s=round(running.left_s, 1), **running.counts)
+    return messages.CaptureStatus.of(running, left_s=round(running.left_s, 1), **running.counts)

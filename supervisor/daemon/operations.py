@@ -14,48 +14,17 @@ from proxy.errors import NotFound
 from proxy.observe.past import HistoryQuery, RequestStats
 from supervisor import __version__
 from supervisor.builds.installed import engine_setting
+from supervisor.daemon import control_messages as messages
+from supervisor.daemon import model_status
 from supervisor.daemon.cache_status import caches_status
-from supervisor.daemon.control_messages import (
-    BalanceStatus,
-    CachesStatus,
-    CanariesStatus,
-    DaemonStatus,
-    ForgottenSlots,
-    InstanceStatus,
-    JoinedHost,
-    ModelStatus,
-    MovedLayers,
-    NodeStatus,
-    ReloadReport,
-    SavedSlot,
-    TrialStatus,
-    WarmedInstance,
-)
 from supervisor.daemon.desktop import DesktopHosts, backend_hosts
-from supervisor.daemon.model_status import (
-    balance_status,
-    batch_statuses,
-    capture_status,
-    instance_status,
-    model_status,
-    moved_layers,
-    reload_report,
-    saved_slot,
-    weight_statuses,
-    worker_statuses,
-)
 from supervisor.daemon.parts import DaemonParts
 from supervisor.daemon.trial_status import canary_status, trial_status
 from supervisor.engine import prompts
 from supervisor.engine.prompts import WarmPrompt
 from supervisor.errors import CorralError, HistoryUnavailable, NoSuchRequest, SettingsInvalid
+from supervisor.experiments import capture_lines
 from supervisor.experiments.canaries import Canary
-from supervisor.experiments.capture_lines import (
-    DURATION_MAX_S,
-    SIZE_MAX_BYTES,
-    SIZE_MIN_BYTES,
-    CaptureLimits,
-)
 from supervisor.fleet import cache_commands
 from supervisor.fleet.model import Model, Replica
 from supervisor.fleet.reload import ReloadResult
@@ -92,19 +61,21 @@ class DaemonService:
     def command(self, verb: str, models: list[str]) -> Callable[[], bool]:
         return self._parts.admission.command(verb, models)
 
-    def reload(self, *, dry_run: bool) -> asyncio.Task[ReloadReport | CorralError]:
+    def reload(self, *, dry_run: bool) -> asyncio.Task[messages.ReloadReport | CorralError]:
         """Reload; emits an event at the end unless `dry_run`. DaemonBusy if a reload runs."""
         return self._fleet.spawn(_reload_report(self._parts.triggers.start(dry_run=dry_run)))
 
-    def add_models(self, models: dict[str, Any]) -> asyncio.Task[ReloadReport | CorralError]:
+    def add_models(
+        self, models: dict[str, Any]
+    ) -> asyncio.Task[messages.ReloadReport | CorralError]:
         return self._fleet.spawn(_reload_report(self._parts.triggers.add(read_models(models))))
 
-    def save_slots(self, models: list[str]) -> asyncio.Task[list[SavedSlot]]:
+    def save_slots(self, models: list[str]) -> asyncio.Task[list[messages.SavedSlot]]:
         replicas = self._replicas(models)
 
-        async def save() -> list[SavedSlot]:
+        async def save() -> list[messages.SavedSlot]:
             persistence = self._fleet.planner.launches.slot_persistence
-            return [*map(saved_slot, await cache_commands.save(replicas, persistence))]
+            return [*map(model_status.saved_slot, await cache_commands.save(replicas, persistence))]
 
         return self._fleet.spawn(save())
 
@@ -113,14 +84,14 @@ class DaemonService:
 
     def forget_slots(
         self, model: str | None, conversation: str | None, request: str | None
-    ) -> asyncio.Task[ForgottenSlots | CorralError]:
+    ) -> asyncio.Task[messages.ForgottenSlots | CorralError]:
         if sum(name is not None for name in (model, conversation, request)) > 1:
             raise SettingsInvalid("name a model, a conversation or a request, or none")
         return self._fleet.spawn(self._forget_slots(model, conversation, request))
 
     async def _forget_slots(
         self, model: str | None, conversation: str | None, request: str | None
-    ) -> ForgottenSlots | CorralError:
+    ) -> messages.ForgottenSlots | CorralError:
         conversations = self._parts.conversations
         try:
             if conversation is not None:
@@ -133,8 +104,8 @@ class DaemonService:
         except CorralError as error:
             return error
         manifests, emptied, is_in_use = forgotten
-        files = [saved_slot(manifest) for manifest in manifests]
-        return ForgottenSlots(slots=files, emptied=emptied, in_use=is_in_use)
+        files = [model_status.saved_slot(manifest) for manifest in manifests]
+        return messages.ForgottenSlots(slots=files, emptied=emptied, in_use=is_in_use)
 
     async def _conversation_number(self, request_id: str) -> int | None:
         """Return the conversation number of a request that this daemon answered."""
@@ -147,15 +118,17 @@ class DaemonService:
 
     def warm(
         self, model: str, body: dict[str, Any]
-    ) -> asyncio.Task[list[WarmedInstance] | CorralError]:
+    ) -> asyncio.Task[list[messages.WarmedInstance] | CorralError]:
         prompt = warm_prompt(model, body)
         replicas = self._replicas([model])
 
-        async def warm() -> list[WarmedInstance] | CorralError:
+        async def warm() -> list[messages.WarmedInstance] | CorralError:
             results = await cache_commands.warm(replicas, prompt, self._parts.router)
             if isinstance(results, CorralError):
                 return results
-            return [WarmedInstance.of(found, cached=found.cached_tokens) for found in results]
+            return [
+                messages.WarmedInstance.of(found, cached=found.cached_tokens) for found in results
+            ]
 
         return self._fleet.spawn(warm())
 
@@ -163,16 +136,16 @@ class DaemonService:
         """Update the figures of `status`, `trials` and `canaries`, in a fraction of a second."""
         await self._parts.stats.refresh(replica.instance for replica in self._fleet.all_replicas())
 
-    async def status(self) -> DaemonStatus:
+    async def status(self) -> messages.DaemonStatus:
         await self.refresh()
         return self.current_status()
 
-    def current_status(self) -> DaemonStatus:
+    def current_status(self) -> messages.DaemonStatus:
         """Return the status with the figures of the last refresh."""
         parts, (up_s, is_stopping) = self._parts, self._times()
         path, waiting = parts.reload.loaded.path, parts.admission.waiting()
         loaded = parts.admission.loaded_states()
-        return DaemonStatus(
+        return messages.DaemonStatus(
             pid=os.getpid(),
             version=__version__,
             url=parts.server.url,
@@ -186,14 +159,18 @@ class DaemonService:
                 self._model_status(model, waiting.get(name), loaded.get(name))
                 for name, model in self._fleet.models.items()
             ],
-            nodes=[NodeStatus.of(node, reason=node.problem) for node in parts.nodes.stats()],
-            weights=weight_statuses(parts.router.instances()),
-            workers=worker_statuses(parts.settings, parts.known_workers, parts.workers),
-            capture=capture_status(parts.captures.running),
-            batches=batch_statuses(parts.app.batch_queue.stats()),
+            nodes=[
+                messages.NodeStatus.of(node, reason=node.problem) for node in parts.nodes.stats()
+            ],
+            weights=model_status.weight_statuses(parts.router.instances()),
+            workers=model_status.worker_statuses(
+                parts.settings, parts.known_workers, parts.workers
+            ),
+            capture=model_status.capture_status(parts.captures.running),
+            batches=model_status.batch_statuses(parts.app.batch_queue.stats()),
         )
 
-    async def caches(self) -> CachesStatus:
+    async def caches(self) -> messages.CachesStatus:
         persistence = self._fleet.planner.launches.slot_persistence
         saved, budget = await asyncio.to_thread(persistence.store.list_saved), persistence.budget
         limits = self._fleet.slot_files.limits
@@ -221,13 +198,17 @@ class DaemonService:
     def capture(
         self,
         model: str,
-        duration_s: Annotated[float, Field(gt=0, le=DURATION_MAX_S)],
-        size_bytes: Annotated[int, Field(ge=SIZE_MIN_BYTES, le=SIZE_MAX_BYTES)],
+        duration_s: Annotated[float, Field(gt=0, le=capture_lines.DURATION_MAX_S)],
+        size_bytes: Annotated[
+            int, Field(ge=capture_lines.SIZE_MIN_BYTES, le=capture_lines.SIZE_MAX_BYTES)
+        ],
         requests: Annotated[int, Field(ge=1)] | None,
     ) -> AbstractAsyncContextManager[AsyncGenerator[bytes, None]]:
         """Capture requests for the block, which reads the lines; DaemonBusy if a capture runs."""
         self._fleet.planner.entry(model)
-        return self._parts.captures.begin(model, CaptureLimits(duration_s, size_bytes, requests))
+        return self._parts.captures.begin(
+            model, capture_lines.CaptureLimits(duration_s, size_bytes, requests)
+        )
 
     def stop_capture(self) -> None:
         self._parts.captures.stop()
@@ -239,30 +220,30 @@ class DaemonService:
             raise SettingsInvalid("the body must be a question about records") from error
         return await self._parts.records.answer(question, found)
 
-    async def trials(self) -> list[TrialStatus]:
+    async def trials(self) -> list[messages.TrialStatus]:
         await self.refresh()
         canaries = {canary.model for canary in self._parts.canaries.running}
         names = [name for name in self._fleet.models if name not in canaries]
         return [found for name in names if (found := self._trial(name))]
 
-    def _trial(self, name: str) -> TrialStatus | None:
+    def _trial(self, name: str) -> messages.TrialStatus | None:
         trials, model = self._parts.trials, self._fleet.models.get(name)
         if model is None or (trial := trials.of(name)) is None:
             return None
         return trial_status(model, trial, trials.age_s(trial), self._memory_bytes)
 
-    async def canaries(self) -> CanariesStatus:
+    async def canaries(self) -> messages.CanariesStatus:
         await self.refresh()
         return self._canaries()
 
-    def _canaries(self) -> CanariesStatus:
+    def _canaries(self) -> messages.CanariesStatus:
         canaries, models = self._parts.canaries, self._fleet.models
         running = [
             canary_status(canary, canaries.left_s(canary), models.get(name), self._trial(name))
             for canary in canaries.running
             for name in [canary.model]
         ]
-        return CanariesStatus(running, [*map(dict, canaries.ended)])
+        return messages.CanariesStatus(running, [*map(dict, canaries.ended)])
 
     def start_canary(
         self,
@@ -271,33 +252,37 @@ class DaemonService:
         share: Annotated[float, Field(gt=0, lt=1)],
         limit_s: Annotated[float, Field(gt=0, le=LIMIT_MAX_S)] | None,
         margin: Annotated[float, Field(ge=0, le=MARGIN_MAX)],
-    ) -> asyncio.Task[CanariesStatus | CorralError]:
+    ) -> asyncio.Task[messages.CanariesStatus | CorralError]:
         canary = Canary(model, engine_setting(engine), share, limit_s, margin)
         return self._fleet.spawn(self._after(lambda: self._parts.canaries.start(canary)))
 
-    def end_canary(self, model: str, verb: str) -> asyncio.Task[CanariesStatus | CorralError]:
+    def end_canary(
+        self, model: str, verb: str
+    ) -> asyncio.Task[messages.CanariesStatus | CorralError]:
         canaries = self._parts.canaries
         end = canaries.promote if verb == "promote" else canaries.withdraw
         return self._fleet.spawn(self._after(lambda: end(model)))
 
     async def _after(
         self, change: Callable[[], Awaitable[CorralError | None]]
-    ) -> CanariesStatus | CorralError:
+    ) -> messages.CanariesStatus | CorralError:
         return await change() or self._canaries()
 
-    def balances(self) -> list[BalanceStatus]:
+    def balances(self) -> list[messages.BalanceStatus]:
         now_s = asyncio.get_running_loop().time()
         return [
-            balance_status(replica.place.model, replica.name, run, now_s)
+            model_status.balance_status(replica.place.model, replica.name, run, now_s)
             for replica, run in self._parts.layer_mover.runs()
         ]
 
-    def balance(self, model: str, *, undo: bool) -> asyncio.Task[MovedLayers | CorralError]:
+    def balance(
+        self, model: str, *, undo: bool
+    ) -> asyncio.Task[messages.MovedLayers | CorralError]:
         mover = self._parts.layer_mover
 
-        async def move() -> MovedLayers | CorralError:
+        async def move() -> messages.MovedLayers | CorralError:
             moved = await (mover.undo(model) if undo else mover.move(model))
-            return moved if isinstance(moved, CorralError) else moved_layers(moved)
+            return moved if isinstance(moved, CorralError) else model_status.moved_layers(moved)
 
         return self._fleet.spawn(move())
 
@@ -307,21 +292,23 @@ class DaemonService:
 
     def _model_status(
         self, model: Model, waiting: Waiting | None, loaded: ModelState | None
-    ) -> ModelStatus:
+    ) -> messages.ModelStatus:
         instances = [self._instance_status(replica) for replica in model.all_replicas]
-        return model_status(model, instances, waiting, loaded)
+        return model_status.model_status(model, instances, waiting, loaded)
 
-    def _instance_status(self, replica: Replica) -> InstanceStatus:
+    def _instance_status(self, replica: Replica) -> messages.InstanceStatus:
         facts, is_retiring = replica.instance.snapshot(), self._fleet.is_retiring(replica)
         busy = self._parts.router.count_in_flight(facts.name)
         stats = self._parts.stats.stats_of(facts)
-        return instance_status(facts, replica.plan, stats, busy, is_retiring=is_retiring)
+        return model_status.instance_status(
+            facts, replica.plan, stats, busy, is_retiring=is_retiring
+        )
 
     @contextmanager
-    def host(self) -> Iterator[tuple[JoinedHost, Callable[[], bool]]]:
+    def host(self) -> Iterator[tuple[messages.JoinedHost, Callable[[], bool]]]:
         hosts, key = backend_hosts(self._hosts), self._parts.desktop_key
         with hosts.join() as host:
-            joined = JoinedHost(host, str(key.path) if key else "", self.current_status())
+            joined = messages.JoinedHost(host, str(key.path) if key else "", self.current_status())
             # The last host stays until the daemon ends.
             yield joined, lambda: not (hosts.has(host) or hosts.is_empty)
 
@@ -338,9 +325,9 @@ class DaemonService:
 
 async def _reload_report(
     reload: asyncio.Task[ReloadResult | CorralError],
-) -> ReloadReport | CorralError:
+) -> messages.ReloadReport | CorralError:
     result = await reload
-    return result if isinstance(result, CorralError) else reload_report(result)
+    return result if isinstance(result, CorralError) else model_status.reload_report(result)
 
 
 def warm_prompt(model: str, body: dict[str, Any]) -> WarmPrompt:

@@ -23,16 +23,10 @@ from supervisor.autoscale.apply import AdaptiveController
 from supervisor.autoscale.layer_mover import LayerMover
 from supervisor.autoscale.slots import SlotDecider
 from supervisor.autoscale.threads import ThreadDecider
+from supervisor.backend import proxy_settings
 from supervisor.backend.dashboard import DashboardHostAdapter
 from supervisor.backend.models import LocalModels
 from supervisor.backend.ollama import ModelFilesAdapter, OllamaHostAdapter
-from supervisor.backend.proxy_settings import (
-    Certificate,
-    check_proxy_settings,
-    keyless_addresses,
-    prepare_nodes,
-    read_nodes,
-)
 from supervisor.backend.slot_storage import ConversationForgetter, PrefixFiles, PromptWarmerAdapter
 from supervisor.backend.usage import RecordsAdapter, UsageEngines, UsageRecorder
 from supervisor.daemon.desktop import DesktopKey
@@ -81,7 +75,7 @@ class DaemonParts:
         self.desktop_key = desktop_key
         self.events = events
         self.notifier = notifier
-        proxy, emit = check_proxy_settings(loaded.settings.proxy), events.emit
+        proxy, emit = proxy_settings.check_proxy_settings(loaded.settings.proxy), events.emit
         self.metrics = Metrics(proxy, emit)
         self.router = Router(proxy, self.metrics.emit)
         self.stats = StatsReader(functools.partial(self.metrics.engine_values, self.router))
@@ -121,7 +115,7 @@ class DaemonParts:
         self.usage = self._make_usage()
         self.app = App(self.router, proxy, self.metrics, self._make_backend())
         self.server = Server(self.app, notifier.sockets)
-        self.keyless = () if desktop_key else keyless_addresses(proxy)
+        self.keyless = () if desktop_key else proxy_settings.keyless_addresses(proxy)
         self.captures = Captures(self.app.capture, self.fleet, emit)
         self.hooks = Hooks(self.reload, self.fleet, self.app.requests.models, emit)
         for part in self.parts:
@@ -175,9 +169,9 @@ class DaemonParts:
         self.workers.prepare(loaded)()
         self._models = LocalModels(fleet, self.admission, self.events)
         settings = loaded.settings
-        nodes = read_nodes(settings.nodes, emit)
+        nodes = proxy_settings.read_nodes(settings.nodes, emit)
         self.nodes = Nodes(nodes, self.router, self._models, settings.proxy, emit)
-        self.certificate = Certificate(settings.proxy.tls, emit)
+        self.certificate = proxy_settings.Certificate(settings.proxy.tls, emit)
         self.reload = Reload(
             fleet,
             loaded,
@@ -185,7 +179,7 @@ class DaemonParts:
             make_planner=self._planner,
             prepares=[
                 self.certificate.prepare,
-                functools.partial(prepare_nodes, self.nodes, emit),
+                functools.partial(proxy_settings.prepare_nodes, self.nodes, emit),
                 self.workers.prepare,
             ],
             emit=emit,

@@ -6,14 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from statistics import fmean
 
-from supervisor.daemon.control_messages import (
-    CanaryStatus,
-    FlagDifference,
-    TrialComparison,
-    TrialNote,
-    TrialSideStatus,
-    TrialStatus,
-)
+from supervisor.daemon import control_messages as messages
 from supervisor.engine.exit_cause import FailureCause
 from supervisor.engine.states import InstanceSnapshot
 from supervisor.errors import ErrorFields
@@ -29,15 +22,17 @@ _INSTANCE_FLAGS = frozenset({"--slot-save-path", "--host", "--port"})
 Memory = Callable[[Replica], int | None]
 
 
-def trial_note(model: Model) -> TrialNote | None:
+def trial_note(model: Model) -> messages.TrialNote | None:
     for replica in model.replicas:
         if trial := replica.planner.places.trial_at(replica.place):
             profile, is_canary = trial.label(model.entry.profile), isinstance(trial, CanaryTrial)
-            return TrialNote(profile, is_canary, trial.share, replica.name)
+            return messages.TrialNote(profile, is_canary, trial.share, replica.name)
     return None
 
 
-def trial_status(model: Model, trial: Trial, age_s: float, memory: Memory) -> TrialStatus | None:
+def trial_status(
+    model: Model, trial: Trial, age_s: float, memory: Memory
+) -> messages.TrialStatus | None:
     """Return the status of a trial; None if no replica runs it."""
     sides, note = replicas_by_side(model), trial_note(model)
     if note is None:
@@ -46,10 +41,10 @@ def trial_status(model: Model, trial: Trial, age_s: float, memory: Memory) -> Tr
     (replica,) = sides["trial"]
     snapshot = replica.instance.snapshot()
 
-    def side_status(name: SideName, profile: str) -> TrialSideStatus:
+    def side_status(name: SideName, profile: str) -> messages.TrialSideStatus:
         side, replicas = trial.figures.sides[name], sides[name]
         sizes = [size for replica in replicas if (size := memory(replica)) is not None]
-        return TrialSideStatus.of(
+        return messages.TrialSideStatus.of(
             side,
             profile=profile,
             instances=[replica.name for replica in replicas],
@@ -58,7 +53,7 @@ def trial_status(model: Model, trial: Trial, age_s: float, memory: Memory) -> Tr
             **{figure: judged.medians[name] for figure, judged in found.items()},
         )
 
-    return TrialStatus.of(
+    return messages.TrialStatus.of(
         note,
         model=model.entry.name,
         state=snapshot.state.value,
@@ -70,7 +65,7 @@ def trial_status(model: Model, trial: Trial, age_s: float, memory: Memory) -> Tr
         notes=notes,
         # orjson writes nan and infinity as null.
         **{
-            figure: TrialComparison.of(
+            figure: messages.TrialComparison.of(
                 judged.comparison, outcome=judged.outcome, requests_to_go=judged.to_go
             )
             for figure, judged in found.items()
@@ -93,14 +88,14 @@ def error_fields(cause: FailureCause | None, message: str, log: Path | None) -> 
     }
 
 
-def _differences(base: Iterable[Replica], trial: Replica) -> Iterator[FlagDifference]:
+def _differences(base: Iterable[Replica], trial: Replica) -> Iterator[messages.FlagDifference]:
     own = next((replica.plan for replica in base if replica.plan), None)
     if own is None or trial.plan is None:
         return
     before, after = _values(own), _values(trial.plan)
     for flag in dict.fromkeys((*before, *after)):
         if before.get(flag) != after.get(flag):
-            yield FlagDifference(flag=flag, base=before.get(flag), trial=after.get(flag))
+            yield messages.FlagDifference(flag=flag, base=before.get(flag), trial=after.get(flag))
 
 
 def _values(plan: Plan) -> Mapping[str, str]:
@@ -110,11 +105,11 @@ def _values(plan: Plan) -> Mapping[str, str]:
 
 
 def canary_status(
-    canary: Canary, left_s: float | None, model: Model | None, trial: TrialStatus | None
-) -> CanaryStatus:
+    canary: Canary, left_s: float | None, model: Model | None, trial: messages.TrialStatus | None
+) -> messages.CanaryStatus:
     replicas = replicas_by_side(model)["base"] if model else ()
     plans = (replica.plan for replica in replicas)
-    return CanaryStatus.of(
+    return messages.CanaryStatus.of(
         canary,
         engine=str(canary.engine),
         own_engine=next((str(plan.engine.path) for plan in plans if plan), None),

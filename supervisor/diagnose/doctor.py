@@ -13,22 +13,8 @@ from supervisor import __version__
 from supervisor.builds.discover import Engine
 from supervisor.daemon.control_client import Client
 from supervisor.daemon.control_messages import DaemonStatus, ModelStatus, WorkerStatus, failed_text
-from supervisor.diagnose.host_checks import (
-    Finding,
-    check_address,
-    check_clients,
-    check_directories,
-    check_engine,
-    check_files,
-    check_hooks,
-    check_leftovers,
-    check_memlock,
-    check_processor,
-    check_traces,
-    failure_finding,
-    redact,
-    secrets_of,
-)
+from supervisor.diagnose import host_checks
+from supervisor.diagnose.host_checks import Finding, failure_finding
 from supervisor.errors import CorralError, DaemonBusy, EngineBroken, EngineMissing, NotRunning
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.output import size
@@ -216,8 +202,8 @@ def run_checks(config: Path | None, where: Directories) -> list[Finding]:
         loaded, settings = Loaded(Settings(), None, {}), failure_finding("settings", error)
     here = machine.read()
     found = [_system_finding(here), settings, *_findings(loaded, where, here)]
-    secrets = secrets_of(loaded.settings)
-    return [redact(finding, expand_home(Path("~")), secrets) for finding in found]
+    secrets = host_checks.secrets_of(loaded.settings)
+    return [host_checks.redact(finding, expand_home(Path("~")), secrets) for finding in found]
 
 
 def _findings(loaded: Loaded, where: Directories, here: Machine) -> Iterator[Finding]:
@@ -231,17 +217,17 @@ def _findings(loaded: Loaded, where: Directories, here: Machine) -> Iterator[Fin
     except (EngineMissing, EngineBroken) as error:
         yield failure_finding("engine", error)
     else:
-        yield from check_engine(engine)
+        yield from host_checks.check_engine(engine)
         yield from _model_findings(planner, engine, status, here)
         yield from check_workers(loaded.settings, engine, status)
-    yield check_processor(_own_pids(status) if status else [])
-    yield check_files(max(1, planner.places.instances))
-    yield check_address(loaded.settings.proxy.listen, status.url if status else None)
-    yield check_clients(loaded.settings.proxy)
-    yield from check_hooks(loaded)
-    yield from check_traces(loaded.settings.proxy.tracing)
-    yield from check_directories(where)
-    yield check_leftovers(where, is_running=status is not None)
+    yield host_checks.check_processor(_own_pids(status) if status else [])
+    yield host_checks.check_files(max(1, planner.places.instances))
+    yield host_checks.check_address(loaded.settings.proxy.listen, status.url if status else None)
+    yield host_checks.check_clients(loaded.settings.proxy)
+    yield from host_checks.check_hooks(loaded)
+    yield from host_checks.check_traces(loaded.settings.proxy.tracing)
+    yield from host_checks.check_directories(where)
+    yield host_checks.check_leftovers(where, is_running=status is not None)
 
 
 def _system_finding(here: Machine) -> Finding:
@@ -303,4 +289,4 @@ def _model_findings(
     running = {model.name for model in models if any(instance.pid for instance in model.instances)}
     device_bytes = sum(device.total_mib for device in engine.devices) << 20
     yield check_memory([need for need in needs if need.model not in running], here, device_bytes)
-    yield check_memlock(here, max((need.locked_bytes for need in needs), default=0))
+    yield host_checks.check_memlock(here, max((need.locked_bytes for need in needs), default=0))

@@ -21,13 +21,8 @@ from proxy.observe.record import AccessRecord, Emit
 from proxy.request.request import ProxyRequest
 from supervisor.errors import DaemonBusy
 from supervisor.events import Event, Part
-from supervisor.experiments.capture_lines import (
-    CaptureLimits,
-    header,
-    line,
-    request_line,
-    response_line,
-)
+from supervisor.experiments import capture_lines
+from supervisor.experiments.capture_lines import CaptureLimits
 from supervisor.fleet.fleet import Fleet
 
 # Estimated memory of a chunk in addition to its bytes.
@@ -76,7 +71,7 @@ class RecordedExchange:
             "timings": asdict(timings) if timings else None,
             "failure": _reason(failure) if failure else None,
         }
-        encode = functools.partial(response_line, members, self._chunks)
+        encode = functools.partial(capture_lines.response_line, members, self._chunks)
         self._recording.end_exchange(None if self._is_dropped else encode, self._held_bytes)
 
 
@@ -148,7 +143,7 @@ class Recording:
         if not self.take(held_bytes):
             self.counts["dropped"] += 1
             return None
-        encode = functools.partial(request_line, self._seen, self.now_ms(), request)
+        encode = functools.partial(capture_lines.request_line, self._seen, self.now_ms(), request)
         self._put("requests", encode, held_bytes)
         self._open += 1
         if self.counts["requests"] == self._limits.requests:
@@ -199,7 +194,7 @@ class Recording:
             elif not await self._wait_for_line():
                 yield b"\n"
         end = {"at_ms": self.now_ms(), "reason": self.reason, "unanswered": self._open}
-        yield line("end", **end, **self.counts)
+        yield capture_lines.line("end", **end, **self.counts)
 
     async def _wait_for_line(self) -> bool:
         """Wait for a line or the end; return False after some seconds without either."""
@@ -246,7 +241,7 @@ class Captures(Part):
             )
         self.running = recording = Recording(model, limits, time.monotonic)
         try:
-            read = functools.partial(header, self._fleet.planner, model, limits)
+            read = functools.partial(capture_lines.header, self._fleet.planner, model, limits)
             first = await asyncio.to_thread(read)
             self._emit("capture.started", model=model, **asdict(limits))
             try:
