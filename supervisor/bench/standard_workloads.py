@@ -22,20 +22,8 @@ import orjson
 
 from proxy.upstream.engine_state import SlotState
 from proxy.upstream.upstream import Timings
-from supervisor.bench.engine_requests import (
-    WORDS,
-    Message,
-    Reply,
-    chat,
-    complete,
-    complete_tokens,
-    post,
-    rate,
-    run_together,
-    text,
-    tokenize,
-    without_none,
-)
+from supervisor.bench import engine_requests
+from supervisor.bench.engine_requests import WORDS, Message, Reply, rate, text, without_none
 from supervisor.bench.figures import Figure, median_rate, percentile
 from supervisor.bench.workload import (
     MeasuredEngine,
@@ -91,7 +79,7 @@ async def _run_batch(engine: MeasuredEngine, rng: Random) -> Outcome:
     }
     began_s = time.perf_counter()
     async with engine.client() as client:
-        answer = orjson.loads(await post(client, _COMPLETION, body))
+        answer = orjson.loads(await engine_requests.post(client, _COMPLETION, body))
     took_s = time.perf_counter() - began_s
     found = _timings(answer if isinstance(answer, list) else [answer])
     tokens = sum(answer.prompt_tokens + answer.decoded_tokens for answer in found)
@@ -169,7 +157,7 @@ async def _conversation(
         await save_idle_slots(client)
     for turn in range(sizes.turns):
         messages.append({"role": "user", "content": text(rng, sizes.words(sizes.question))})
-        replies.append(await chat(client, messages, sizes.answer, id_slot))
+        replies.append(await engine_requests.chat(client, messages, sizes.answer, id_slot))
         messages.append({"role": "assistant", "content": replies[-1].text})
         if turn == 0 and engine.names_slots:
             id_slot = await last_used_slot(client)
@@ -206,7 +194,9 @@ async def _run_concurrent(engine: MeasuredEngine, rng: Random) -> Outcome:
             for _ in range(factor * engine.sizes.slots)
         ]
         began_s = time.perf_counter()
-        answers = await run_together([_client(engine, requests) for requests in clients])
+        answers = await engine_requests.run_together(
+            [_client(engine, requests) for requests in clients]
+        )
         took_s = time.perf_counter() - began_s
         replies = [reply for answer in answers for reply in answer]
         generated = sum(reply.timings.decoded_tokens for reply in replies)
@@ -219,7 +209,10 @@ async def _run_concurrent(engine: MeasuredEngine, rng: Random) -> Outcome:
 
 async def _client(engine: MeasuredEngine, requests: Sequence[Sequence[Message]]) -> list[Reply]:
     async with engine.client() as client:
-        return [await chat(client, messages, engine.sizes.answer) for messages in requests]
+        return [
+            await engine_requests.chat(client, messages, engine.sizes.answer)
+            for messages in requests
+        ]
 
 
 CONCURRENT: Final = Workload(
@@ -257,7 +250,7 @@ async def _run_embedding(engine: MeasuredEngine, rng: Random) -> Outcome:
 
 
 async def _embed(client: EngineClient, texts: Sequence[str]) -> int:
-    answer = orjson.loads(await post(client, _EMBEDDINGS, {"input": texts}))
+    answer = orjson.loads(await engine_requests.post(client, _EMBEDDINGS, {"input": texts}))
     match answer:
         case {"usage": {"prompt_tokens": int(tokens)}}:
             return tokens
@@ -282,7 +275,7 @@ async def _complete(
 ) -> Outcome:
     prompt = text(rng, engine.sizes.words(prompt_tokens))
     async with engine.client() as client:
-        reply = await complete(client, prompt, answer_tokens)
+        reply = await engine_requests.complete(client, prompt, answer_tokens)
     timings = reply.timings
     if answer_tokens > 1:
         speed = {f"{workload}.decode_rate": reply.decode_rate}
@@ -343,7 +336,7 @@ async def _run_yours(engine: MeasuredEngine, rng: Random) -> Outcome:
     count = 1 + max(request.conversation for request in requests)
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(engine.client()) for _ in range(count)]
-        words = await tokenize(clients[0], " ".join(WORDS))
+        words = await engine_requests.tokenize(clients[0], " ".join(WORDS))
         replay = _Replay(requests, clients, words, rng, names_slots=engine.names_slots)
         began_s = time.perf_counter()
         replies = await replay.run()
@@ -378,7 +371,9 @@ class _Replay:
         self._unnamed = 0
 
     async def run(self) -> list[Reply]:
-        return await run_together([self._send(place) for place in range(len(self._requests))])
+        return await engine_requests.run_together(
+            [self._send(place) for place in range(len(self._requests))]
+        )
 
     async def _send(self, place: int) -> Reply:
         request = self._requests[place]
@@ -390,7 +385,7 @@ class _Replay:
         slot = self._slot(request.conversation)
         self._unnamed += slot is None
         try:
-            reply = await complete_tokens(client, prompt, request.answer, slot)
+            reply = await engine_requests.complete_tokens(client, prompt, request.answer, slot)
         finally:
             self._unnamed -= slot is None
         if reply.id_slot is not None:

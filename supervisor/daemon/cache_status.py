@@ -39,12 +39,9 @@ def caches_status(
         )
         for name in dict.fromkeys((*models, *on_disk))
     ]
-    for status in found:
-        status.skipped |= {
-            reason.value: count
-            for (name, reason), count in router.saves_skipped.items()
-            if name == status.model
-        }
+    by_name = {status.model: status.skipped for status in found}
+    for (name, reason), count in router.saves_skipped.items():
+        by_name.get(name, {})[reason.value] = count
     disk = messages.SlotDiskStatus(
         size_bytes=_size_bytes(saved),
         limit_bytes=budget.size_bytes,

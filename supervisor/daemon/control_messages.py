@@ -8,24 +8,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from types import NoneType
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    ClassVar,
-    Final,
-    Literal,
-    Self,
-    dataclass_transform,
-    get_args,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Any, Final, Literal, dataclass_transform, get_args, get_type_hints
 
 from supervisor.errors import DaemonBusy, ErrorFields
 from supervisor.output import duration, size
 
 if TYPE_CHECKING:
+    from dataclasses import Field
+    from typing import ClassVar, Self
+
     from proxy.observe.past import RequestStats
 
 

@@ -12,13 +12,7 @@ import math
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import (
-    AbstractContextManager,
-    asynccontextmanager,
-    contextmanager,
-    nullcontext,
-    suppress,
-)
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from typing import Final
 
 from proxy.common.background_tasks import FAILURES, persist, worker_threads
@@ -137,11 +131,14 @@ class Daemon:
         finally:
             await server.close()
 
-    def _watch_starter(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def _watch_starter(self) -> Iterator[None]:
         if self._hosts is None:
-            return nullcontext()
+            yield
+            return
         lose = functools.partial(self._hosts.lose, STARTER)
-        return watch_starter(sys.stdin.fileno(), lose)
+        with watch_starter(sys.stdin.fileno(), lose):
+            yield
 
     def _emit_started(self) -> None:
         path = self.parts.reload.loaded.path

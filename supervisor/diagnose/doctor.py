@@ -220,7 +220,9 @@ def _findings(loaded: Loaded, where: Directories, here: Machine) -> Iterator[Fin
         yield from host_checks.check_engine(engine)
         yield from _model_findings(planner, engine, status, here)
         yield from check_workers(loaded.settings, engine, status)
-    yield host_checks.check_processor(_own_pids(status) if status else [])
+    instances = [found for model in status.models for found in model.instances] if status else []
+    engines = [instance.pid for instance in instances if instance.pid]
+    yield host_checks.check_processor([status.pid, *engines] if status else [])
     yield host_checks.check_files(max(1, planner.places.instances))
     yield host_checks.check_address(loaded.settings.proxy.listen, status.url if status else None)
     yield host_checks.check_clients(loaded.settings.proxy)
@@ -269,11 +271,6 @@ def check_failed(models: Iterable[ModelStatus]) -> Iterator[Finding]:
         if (text := failed_text(instance)) and (error := instance.error):
             fix = f"{error['hint']}; {text}" if error["hint"] else text
             yield Finding(f"instance {instance.name}", "fail", error["message"], fix)
-
-
-def _own_pids(status: DaemonStatus) -> list[int]:
-    engines = (instance.pid for model in status.models for instance in model.instances)
-    return [status.pid, *filter(None, engines)]
 
 
 def _model_findings(

@@ -217,16 +217,9 @@ _SAFE: Final = frozenset(_SAFE_TEXT.split())
 # Fields with our own sentences, in the events below.
 _OWN_SENTENCES: Final = frozenset({"error", "hint", "reason"})
 _OUR_EVENTS: Final = (
-    "canary.",
-    "daemon.",
-    "engine.",
-    "instance.",
-    "model.",
-    "node.",
-    "settings.",
-    "slots.",
+    "canary.", "daemon.", "engine.", "instance.", "model.", "node.", "settings.", "slots.",
     "worker.",
-)
+)  # fmt: skip
 # One of our sentences, which ends with a line of the engine.
 _QUOTED: Final = re.compile(r"(its last error: ).*", re.DOTALL)
 _FRAME: Final = re.compile(r'  File "[^"]{1,400}", line \d{1,9}, in [\w<>.]{1,200}')

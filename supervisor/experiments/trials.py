@@ -35,19 +35,11 @@ _NUMBER_MAX: Final = 2**53
 
 def key_of(model: str, sides: Iterable[LaunchFingerprint]) -> str:
     """Name a trial's file by a hash of its model and of both sides' launches."""
-    parts = (
-        repr(
-            (
-                side.engine,
-                side.library_dirs,
-                side.model,
-                side.draft,
-                sorted(side.flags.items()),
-                side.args,
-            )
-        )
-        for side in sides
-    )
+    parts = []
+    for side in sides:
+        flags = sorted(side.flags.items())
+        launch = (side.engine, side.library_dirs, side.model, side.draft, flags, side.args)
+        parts.append(repr(launch))
     return hashlib.sha256("\n".join((model, *parts)).encode()).hexdigest()[:32]
 
 
@@ -99,13 +91,6 @@ def _number(value: Any) -> float:
     if not (math.isfinite(number) and 0 <= number <= _NUMBER_MAX):
         raise ValueError(f"{number} is no figure")
     return number
-
-
-def _mtime_s(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 _READY: Final = State.READY.value
@@ -216,7 +201,8 @@ class Trials(Part):
         for key, value in contents.items():
             files.put(self._root, key, value)
             with suppress(OSError):
-                for path in sorted(self._root.glob("*.json"), key=_mtime_s)[:-_FILES_MAX]:
+                found = self._root.glob("*.json")
+                for path in sorted(found, key=lambda path: path.stat().st_mtime)[:-_FILES_MAX]:
                     path.unlink()
 
     def _resume(self, trial: Trial, key: str) -> None:
@@ -307,7 +293,4 @@ def replicas_by_side(model: Model) -> dict[SideName, list[Replica]]:
 
 
 def _differ(before: Sides, now: Sides) -> bool:
-    pairs = zip(before, now, strict=True)
-    return any(
-        earlier is not None and other is not None and earlier != other for earlier, other in pairs
-    )
+    return any(old and new and old != new for old, new in zip(before, now, strict=True))

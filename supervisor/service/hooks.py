@@ -19,13 +19,8 @@ from supervisor.engine.states import WITHOUT_PROCESS, State
 from supervisor.events import Emit, Event, Part
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.reload import Reload
-from supervisor.service.hook_commands import (
-    HookCause,
-    HookEvent,
-    HookJob,
-    HookRunner,
-    hook_directory,
-)
+from supervisor.service import hook_commands
+from supervisor.service.hook_commands import HookCause, HookEvent
 from supervisor.settings.tables import HookName
 
 # The subject None stands for the whole daemon, a name for a model.
@@ -187,7 +182,7 @@ class Hooks(Part):
         self._busy_models = busy_models
         self._clock = clock
         self._observer = HookObserver(fleet.cause_of)
-        self._runner = HookRunner(emit)
+        self._runner = hook_commands.HookRunner(emit)
         self._idle_times = IdleTimes(clock())
         self._woken = asyncio.Event()
 
@@ -248,5 +243,7 @@ class Hooks(Part):
     def _submit(self, event: HookEvent) -> None:
         settings = self._reload.settings.hooks
         if commands := settings.commands(event.event):
-            directory = hook_directory(self._reload.loaded.path)
-            self._runner.submit(HookJob(event, commands, settings.timeout_s, directory))
+            directory = hook_commands.hook_directory(self._reload.loaded.path)
+            self._runner.submit(
+                hook_commands.HookJob(event, commands, settings.timeout_s, directory)
+            )

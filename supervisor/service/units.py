@@ -260,14 +260,7 @@ def windows_note(facts: ServiceFacts) -> str:
     task = subprocess.list2cmdline(
         ["schtasks", "/create", "/tn", NAME, "/sc", "onlogon", "/tr", command]
     )
-    return (
-        "UNTESTED: llama-corral has never run on Windows. With the Task Scheduler:\n\n"
-        f"    {task}\n"
-        f"    schtasks /run /tn {NAME}\n\n"
-        "schtasks /end kills the daemon and cuts running answers: use corral stop before it.\n"
-        "For a restart after failures and a start without a logon, run the same command as a\n"
-        "service by NSSM or WinSW.\n"
-    )
+    return fill("windows.txt", task=[f"    {task}"])
 
 
 # Starts, stops and restarts have limits of their own; this is for a manager that hangs.
