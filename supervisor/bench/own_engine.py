@@ -98,6 +98,13 @@ async def private_instance(plan: Plan, directories: Directories) -> AsyncIterato
         raise failure
 
 
+@asynccontextmanager
+async def private_client(plan: Plan, directories: Directories) -> AsyncIterator[EngineClient]:
+    """Start an engine like `private_instance`, and open a client of it for the block."""
+    async with private_instance(plan, directories) as instance, instance.client() as client:
+        yield client
+
+
 def _launch(plan: Plan, directories: Directories) -> Launch:
     if any(worker.address.endswith(":0") for worker in plan.workers):
         raise SettingsInvalid(

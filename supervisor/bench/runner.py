@@ -15,7 +15,7 @@ import orjson
 
 from supervisor.bench.engine_requests import complete, rate, text, tokenize
 from supervisor.bench.figures import ENERGY, PEAK_MEMORY, READY, Variant
-from supervisor.bench.own_engine import PrivateInstance, private_instance
+from supervisor.bench.own_engine import PrivateInstance, private_client, private_instance
 from supervisor.bench.variants import VariantSpec
 from supervisor.bench.workload import (
     Measured,
@@ -153,7 +153,7 @@ async def rehearse(spec: VariantSpec, directories: Directories) -> Measured:
     Raises StartFailed or EngineFailed if it does not run, WorkloadFailed if it rejects the request.
     """
     sample = text(Random(0), _PROMPT_WORDS)  # noqa: S311 (words of a prompt)
-    async with private_instance(spec.plan, directories) as instance, instance.client() as client:
+    async with private_client(spec.plan, directories) as client:
         slots, ctx_slot = await _slots(client)
         tokens = len(await tokenize(client, sample))
         prefill = decode = 0.0

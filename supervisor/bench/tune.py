@@ -13,15 +13,15 @@ import asyncio
 import math
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter, itemgetter
 from typing import Any, Final
 
 import orjson
 
 from supervisor.bench.engine_requests import post, tokenize
-from supervisor.bench.own_engine import private_instance
+from supervisor.bench.own_engine import private_client
 from supervisor.bench.tune_goal import GOALS, Figures, Trial, Trials
 from supervisor.bench.tune_measure import TEXTS, Measurements, Sizes, VariantPlans
 from supervisor.bench.tune_search import BaseFailed, Outcome, Progress, Search
@@ -32,7 +32,6 @@ from supervisor.errors import EngineFailed, ModelInvalid, StartFailed
 from supervisor.output import size
 from supervisor.plan.draft import offered_types, usable_type
 from supervisor.plan.kv_cache import UNQUANTISED
-from supervisor.plan.plan import Plan
 from supervisor.settings.schema import Settings
 from supervisor.system import machine
 from supervisor.system.paths import Directories
@@ -186,7 +185,7 @@ class QualityChecks:
     async def _reason_against(self, variant: Variant) -> str | None:
         reference_plan = self._plans.plan(REFERENCE)
         if not self._reference:
-            async with self._client(reference_plan) as client:
+            async with private_client(reference_plan, self._directories) as client:
                 self._reference = await record(client, self._tokens_each())
         limit = LIMIT
         chosen = self._plans.base.memory_inputs.chosen
@@ -198,18 +197,9 @@ class QualityChecks:
 
     async def _quality(self, variant: Variant) -> Quality:
         if variant not in self.found:
-            plan = self._plans.plan(variant)
-            async with self._client(plan) as client:
+            async with private_client(self._plans.plan(variant), self._directories) as client:
                 self.found[variant] = await compare(client, self._reference)
         return self.found[variant]
-
-    @asynccontextmanager
-    async def _client(self, plan: Plan) -> AsyncIterator[EngineClient]:
-        async with (
-            private_instance(plan, self._directories) as instance,
-            instance.client() as client,
-        ):
-            yield client
 
 
 # Ending an engine in the middle of a request takes this long on a busy machine.
@@ -331,19 +321,13 @@ def figure_lines(
     """Yield the name and the values of each figure that matters for the goal."""
     base, other = trials.pairs(variant, rounds)
     first = f"first token after a prompt of {prompt_tokens}"
-    shown: dict[str, tuple[Callable[[Figures], float], Callable[[float], str]]] = {
-        "decoding, one stream": (lambda found: found.decode, "{:.1f} tokens/s".format),
-        first: (lambda found: found.first_token_s * 1000, "{:.0f} ms".format),
-        "all streams together": (lambda found: found.total, "{:.1f} tokens/s".format),
-        "peak memory": (lambda found: found.peak_bytes, lambda value: size(int(value))),
+    decode = ("decoding, one stream", attrgetter("decode"), "{:.1f} tokens/s".format)
+    shown: dict[GoalName, Sequence[tuple[str, Callable[[Figures], float], Callable[..., str]]]] = {
+        "latency": (decode, (first, lambda found: found.first_token_s * 1000, "{:.0f} ms".format)),
+        "throughput": (("all streams together", attrgetter("total"), "{:.1f} tokens/s".format),),
+        "memory": (("peak memory", attrgetter("peak_bytes"), size), decode),
     }
-    by_goal = {
-        "latency": ("decoding, one stream", first),
-        "throughput": ("all streams together",),
-        "memory": ("peak memory", "decoding, one stream"),
-    }
-    for name in by_goal[trials.goal.name] if base else ():
-        read, text = shown[name]
+    for name, read, text in shown[trials.goal.name] if base else ():
         texts = []
         for found in (base, other):
             values = list(map(read, found))
@@ -356,23 +340,15 @@ def rows(
     trials: Trials, qualities: Mapping[Variant, Quality], untried: Sequence[Variant]
 ) -> list[tuple[str, ...]]:
     """Return a row for each variant, the best first and the untried ones last."""
-    ratios = {trial.variant: trials.ratio(trial.variant) for trial in trials}
-    known = sorted(
-        trials,
-        key=lambda trial: 1.0 if math.isnan(ratios[trial.variant]) else -ratios[trial.variant],
-    )
-    found = [
-        (
-            trial.variant.name,
-            str(len(trial.rounds)),
-            "-"
-            if trial.variant == BASE or math.isnan(ratios[trial.variant])
-            else f"{ratios[trial.variant]:.2f} ×",
-            trial.failure or str(qualities.get(trial.variant, "")),
-        )
-        for trial in known
-    ]
-    return [*found, *((variant.name, "0", "-", "no time to try it") for variant in untried)]
+    found: list[tuple[float, tuple[str, ...]]] = []
+    for trial in trials:
+        ratio = trials.ratio(trial.variant)
+        shown = "-" if trial.variant == BASE or math.isnan(ratio) else f"{ratio:.2f} ×"
+        note = trial.failure or str(qualities.get(trial.variant, ""))
+        place = 1.0 if math.isnan(ratio) else -ratio
+        found.append((place, (trial.variant.name, str(len(trial.rounds)), shown, note)))
+    rows = [row for _, row in sorted(found, key=itemgetter(0))]
+    return [*rows, *((variant.name, "0", "-", "no time to try it") for variant in untried)]
 
 
 def data(trials: Trials, qualities: Mapping[Variant, Quality]) -> list[dict[str, object]]:

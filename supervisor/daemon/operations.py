@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -257,11 +257,9 @@ class DaemonService:
         return self._fleet.spawn(self._after(lambda: self._parts.canaries.start(canary)))
 
     def end_canary(
-        self, model: str, verb: str
+        self, model: str, verb: Literal["promote", "withdraw"]
     ) -> asyncio.Task[messages.CanariesStatus | CorralError]:
-        canaries = self._parts.canaries
-        end = canaries.promote if verb == "promote" else canaries.withdraw
-        return self._fleet.spawn(self._after(lambda: end(model)))
+        return self._fleet.spawn(self._after(lambda: self._parts.canaries.end(model, verb)))
 
     async def _after(
         self, change: Callable[[], Awaitable[CorralError | None]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -47,7 +47,9 @@ class MemoryNeed:
         return self.weights_bytes + self.cache_bytes
 
 
-def check_models(planner: LaunchPlanner) -> Iterator[Finding | MemoryNeed]:
+def check_models(planner: LaunchPlanner) -> Generator[Finding, None, list[MemoryNeed]]:
+    """Check the plans of all models; returns what the models need that can be planned."""
+    needs = []
     if not planner.entries:
         fix = "corral start FILE.gguf serves a file; corral model get smollm2 fetches one"
         yield Finding("models", "ok", "none configured", fix)
@@ -64,7 +66,8 @@ def check_models(planner: LaunchPlanner) -> Iterator[Finding | MemoryNeed]:
             yield Finding(f"model {name}", "ok" if is_expected else "warn", text)
         yield from _check_trial(planner, name)
         found = memory_need(plan, len(planner.places.replicas_of(name)))
-        yield replace(found, is_preloaded=planner.model_settings(name).preload)
+        needs.append(replace(found, is_preloaded=planner.model_settings(name).preload))
+    return needs
 
 
 def _check_trial(planner: LaunchPlanner, name: str) -> Iterator[Finding]:
@@ -276,12 +279,7 @@ def check_failed(models: Iterable[ModelStatus]) -> Iterator[Finding]:
 def _model_findings(
     planner: LaunchPlanner, engine: Engine, status: DaemonStatus | None, here: Machine
 ) -> Iterator[Finding]:
-    needs = []
-    for result in check_models(planner):
-        if isinstance(result, MemoryNeed):
-            needs.append(result)
-        else:
-            yield result
+    needs = yield from check_models(planner)
     models = status.models if status else []
     running = {model.name for model in models if any(instance.pid for instance in model.instances)}
     device_bytes = sum(device.total_mib for device in engine.devices) << 20

@@ -283,28 +283,20 @@ class Canaries(Part):
         except CorralError as error:
             return error
 
-    async def promote(self, model: str) -> CorralError | None:
-        """Make the canary's engine the model's own, in `corral.toml` and in all its replicas.
+    async def end(self, model: str, verb: Literal["promote", "withdraw"]) -> CorralError | None:
+        """Withdraw a canary, or make its engine the model's own, in `corral.toml` and its replicas.
 
         If the file cannot be changed, nothing is, and the canary continues. If a replica does not
         start, the file is restored and the canary withdrawn.
         """
         async with self._changing:
             if (canary := self._running.get(model)) is None:
-                return self._no_canary(model)
-            return await self._promote(canary, BY_COMMAND)
-
-    async def withdraw(self, model: str) -> CorralError | None:
-        async with self._changing:
-            if (canary := self._running.get(model)) is None:
-                return self._no_canary(model)
+                hint = f"corral engine canary BUILD --model {model} starts one"
+                return CorralError(f"{model} has no canary", hint=hint)
+            if verb == "promote":
+                return await self._promote(canary, BY_COMMAND)
             await self._withdraw(canary, BY_COMMAND)
             return None
-
-    @staticmethod
-    def _no_canary(model: str) -> CorralError:
-        hint = f"corral engine canary BUILD --model {model} starts one"
-        return CorralError(f"{model} has no canary", hint=hint)
 
     async def _start(self, canary: Canary) -> CorralError | None:
         model, limit_s = canary.model, canary.limit_s
