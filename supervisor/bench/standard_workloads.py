@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from random import Random
-from types import MappingProxyType
 from typing import Final
 
 import orjson
@@ -314,8 +313,7 @@ _SHARES: Final = 6
 
 def reason_unavailable(model: str, recorded: Sequence[RecordedRequest]) -> str | None:
     """Return why nothing can be replayed for a model, as a clause, or None."""
-    count = len(recorded)
-    if count >= _REQUESTS_MIN:
+    if (count := len(recorded)) >= _REQUESTS_MIN:
         return None
     noun = "request is" if count == 1 else "requests are"
     return (
@@ -418,9 +416,7 @@ YOURS: Final = Workload(
 
 
 _ALL: Final = (CHAT, LONG_PROMPT, GENERATION, CONCURRENT, BATCH, EMBEDDING, YOURS)
-WORKLOADS: Final[Mapping[str, Workload]] = MappingProxyType(
-    {workload.name: workload for workload in _ALL}
-)
+WORKLOADS: Final[Mapping[str, Workload]] = {workload.name: workload for workload in _ALL}
 
 
 def choose(
@@ -458,8 +454,8 @@ def _reason_unsuited(
     embedding = plan.embedding
     if workload.for_embedding and embedding is None:
         return f"{model} makes no embeddings"
-    if workload.for_embedding and embedding and embedding.pooling == "rank":
+    if embedding and workload.for_embedding and embedding.pooling == "rank":
         return f"{model} ranks texts"
-    if not workload.for_embedding and embedding and embedding.is_only:
+    if embedding and not workload.for_embedding and embedding.is_only:
         return f"{model} generates no text"
     return workload.unavailable(model, recorded)

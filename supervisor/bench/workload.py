@@ -201,11 +201,9 @@ def _repeated_tokens(before: ReplayedRequest | None, request: RecordedRequest, p
 
 def _order_requests(ordered: list[ReplayedRequest]) -> list[ReplayedRequest]:
     for at, entry in enumerate(ordered):
-        entry.after = tuple(
-            place
-            for place, other in enumerate(ordered[:at])
-            if other.ended_s <= entry.began_s + _CLOCK_S
-        )
+        latest_s = entry.began_s + _CLOCK_S
+        earlier = enumerate(ordered[:at])
+        entry.after = tuple(place for place, other in earlier if other.ended_s <= latest_s)
         if entry.after:
             last_end_s = max(ordered[place].ended_s for place in entry.after)
             entry.pause_s = min(_PAUSE_MAX_S, max(0.0, entry.began_s - last_end_s))

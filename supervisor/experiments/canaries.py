@@ -382,10 +382,8 @@ class Canaries(Part):
         at = datetime.now(tz=UTC).isoformat(timespec="seconds")
         values = (model, engine, outcome, reason, at)
         self.ended.append(dict(zip(_ENDED_MEMBERS, values, strict=True)))
-        if outcome == "promoted":
-            self._emit("canary.promoted", model=model, engine=engine, reason=reason)
-        else:
-            self._emit("canary.withdrawn", model=model, engine=engine, reason=reason)
+        name = "canary.promoted" if outcome == "promoted" else "canary.withdrawn"
+        self._emit(name, model=model, engine=engine, reason=reason)
 
     async def _save(self) -> None:
         await asyncio.to_thread(save, self._record, self.running, tuple(self.ended))

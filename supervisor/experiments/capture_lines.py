@@ -72,12 +72,8 @@ def redact_keys(value: Any) -> Any:
     return value
 
 
-def is_secret_name(name: str) -> bool:
-    return name.lower().replace("-", "_") in _SECRET_NAMES
-
-
 def _redact_member(name: str, value: Any) -> Any:
-    if isinstance(value, str) and is_secret_name(name):
+    if isinstance(value, str) and name.lower().replace("-", "_") in _SECRET_NAMES:
         return REDACTED
     if name == "headers" and isinstance(value, dict):  # of a remote tool
         return dict.fromkeys(value, REDACTED)

@@ -269,7 +269,7 @@ def figures_of(played: Sequence[Played]) -> Figures:
     answered = [answer for answer in played if answer.failure is None]
     return _figures(
         [answer.timings for answer in answered],
-        [answer.first_token_ms for answer in answered],
+        [answer.first_token_ms for answer in answered if answer.first_token_ms is not None],
         len(played) - len(answered),
     )
 
@@ -279,28 +279,24 @@ def recorded_figures(requests: Iterable[CapturedRequest]) -> Figures:
     responses = [request.response for request in requests]
     whole = [response for response in responses if response and response.is_whole]
     first = [
-        None
-        if response.first_token_ms is None
-        else max(0.0, response.first_token_ms - response.wait_ms)
+        max(0.0, response.first_token_ms - response.wait_ms)
         for response in whole
+        if response.first_token_ms is not None
     ]
     return _figures([response.timings for response in whole], first, len(responses) - len(whole))
 
 
-def _figures(
-    timings: Sequence[Timings | None], first_ms: Sequence[float | None], failed: int
-) -> Figures:
+def _figures(timings: Sequence[Timings | None], first_ms: Sequence[float], failed: int) -> Figures:
     known = [timing for timing in timings if timing]
     computed = sum(timing.prompt_tokens for timing in known)
     cached = sum(timing.cached_tokens for timing in known)
     decoded = sum(timing.decoded_tokens for timing in known)
-    first = [value for value in first_ms if value is not None]
     return Figures(
         answered=len(timings),
         failed=failed,
         prefill_rate=rate(computed, sum(timing.prompt_ms for timing in known)),
         decode_rate=rate(decoded, sum(timing.decode_ms for timing in known)),
-        first_token_ms=statistics.median(first) if first else None,
+        first_token_ms=statistics.median(first_ms) if first_ms else None,
         prompt_tokens=computed + cached,
         cached_tokens=cached,
         generated_tokens=decoded,

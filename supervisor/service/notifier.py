@@ -105,8 +105,8 @@ class LoadStatus:
     def observe(self, event: Event) -> bool:
         """Return whether the event was about the state or the load of an instance."""
         if event.name == LOAD_PROGRESS:
-            value = event.fields["value"]
-            self._percent[str(event.fields["instance"])] = int(100 * float(str(value)))
+            value = float(str(event.fields["value"]))
+            self._percent[str(event.fields["instance"])] = int(100 * value)
         elif event.name == _STATE_CHANGED:
             instance, state = str(event.fields["instance"]), str(event.fields["after"])
             self._percent.pop(instance, None)
@@ -186,8 +186,7 @@ class ServiceNotifier(Part):
         self._reloads += 1
         if self._is_serving:
             now_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-            extension = extend_timeout(_EXTENSION_S)
-            self._send(reloading_text(now_ns), extension)
+            self._send(reloading_text(now_ns), extend_timeout(_EXTENSION_S))
         try:
             yield
         finally:
@@ -263,19 +262,14 @@ def listen_address(sockets: Sequence[socket.socket]) -> str | None:
 
 def _socket(descriptor: int, name: str) -> socket.socket:
     os.set_inheritable(descriptor, False)  # noqa: FBT003 (positional only)
-    try:
+    with suppress(OSError):
         found = socket.socket(fileno=descriptor)
-    except OSError as error:
-        raise _descriptor_error(descriptor, name) from error
-    is_tcp = found.family in {socket.AF_INET, socket.AF_INET6} and found.type == socket.SOCK_STREAM
-    if not is_tcp or not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        is_ip = found.family in {socket.AF_INET, socket.AF_INET6}
+        is_tcp = is_ip and found.type == socket.SOCK_STREAM
+        if is_tcp and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            return found
         found.detach()
-        raise _descriptor_error(descriptor, name)
-    return found
-
-
-def _descriptor_error(descriptor: int, name: str) -> SettingsInvalid:
-    return SettingsInvalid(
+    raise SettingsInvalid(
         f"descriptor {descriptor} ({name}) of the service manager is not a listening TCP socket",
         hint="the .socket unit needs ListenStream=ADDRESS:PORT and Accept=no",
     )
