@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from random import Random
+from types import MappingProxyType
 from typing import Final
 
 import orjson
@@ -416,7 +417,9 @@ YOURS: Final = Workload(
 
 
 _ALL: Final = (CHAT, LONG_PROMPT, GENERATION, CONCURRENT, BATCH, EMBEDDING, YOURS)
-WORKLOADS: Final[Mapping[str, Workload]] = {workload.name: workload for workload in _ALL}
+WORKLOADS: Final[Mapping[str, Workload]] = MappingProxyType(
+    {workload.name: workload for workload in _ALL}
+)
 
 
 def choose(
