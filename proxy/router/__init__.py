@@ -1,6 +1,6 @@
 """Which instance answers which request, in which slot, and when.
 
 `router` (`Router`, the face), `lease` (`Lease`, `RoutingTarget`, `RouterSignals`), `registry`,
-`model_queue`, `queue`, `policy` (the pure rule), `slots`, `slot_saver`, `engine_faults`,
+`model_queue`, `queue`, `candidates` (the policies), `slots`, `slot_saver`, `engine_faults`,
 `batch_queue`, `estimator` with `forecast`, `workload` and `measures`.
 """

@@ -82,14 +82,14 @@ class Estimator:
         load = None
         if self._loader and not self._router.serves(request.model):
             load = self._loader.load_forecast(request.model)
-        reader = self._router.work_reader(request.model)
+        reader = self._router.queues[request.model].reader
         return self._estimate(request, load, reader.work(request, _engines(request.model, load)))
 
     def _estimate(
         self, request: ProxyRequest, load: LoadForecast | None, estimated_work: EstimatedWork
     ) -> Estimate:
         work, lengths = estimated_work
-        measures = self._router.measures(request.model)
+        measures = self._router.queues[request.model].measures
         costs, factor = measures.costs(), measures.correction.factor(work.others)
         instance = work.engines[0].name if len(work.engines) == 1 else None
         queue_s = first_s = None
@@ -125,7 +125,7 @@ class Estimator:
         basis: Estimate | EarlierWork | None = None
         if request.prompt and request.kind.generates:
             if not request.wait_s:  # 0: the request takes a slot that is free now, or none
-                basis = self._router.work_reader(request.model).earlier_work(request)
+                basis = self._router.queues[request.model].reader.earlier_work(request)
             basis = basis or self._try_estimate(request)
         self._note_spent(now_s)
         if request.wait_s and isinstance(basis, Estimate):
@@ -170,11 +170,11 @@ class Estimator:
             work = basis(record.instance, record.expected_cached)
             if found := self._try_estimate(request, work):
                 self._note_errors(found, record, at_s)
-            self._router.work_reader(request.model).learn_all()
+            self._router.queues[request.model].reader.learn_all()
         self._note_spent(began_at_s)
 
     def _note_errors(self, found: Estimate, record: AccessRecord, at_s: float) -> None:
-        measures, timeline = self._router.measures(found.model), record.timeline
+        measures, timeline = self._router.queues[found.model].measures, record.timeline
         if found.length and record.timings and record.instance == found.instance:
             measures.tokens.note(found.length, record.timings)
         if found.first_token_s is not None and timeline.first_token_ms is not None:

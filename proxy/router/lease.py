@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import InitVar, dataclass, field
-from typing import Any, Final, Generic, Literal, ParamSpec
+from typing import Any, Final, Literal, ParamSpec
 
 from aiorwlock import RWLock
 
@@ -40,7 +40,7 @@ from proxy.observe.record import InFlight, InFlightRequest
 from proxy.request.request import ProxyRequest
 from proxy.request.variants import MARK
 from proxy.router.measures import Finished
-from proxy.upstream.upstream import UNMEASURED, DecodeLatency, Rates, Timings, Upstream
+from proxy.upstream.upstream import DecodeLatency, Rates, Timings, Upstream
 
 # A prompt of up to this many tokens takes about one pass.
 FEW_TOKENS: Final = 64
@@ -300,10 +300,6 @@ class RoutingTarget:
     @property
     def decoding(self) -> int:
         return sum(lease.is_decoding for lease in self.leases)
-
-    def speed(self, *, is_measured: bool) -> Speed:
-        node = self.upstream.node
-        return self.rates.latency if is_measured else UNMEASURED, node.weight if node else None
 
     def stats(self, conversations: int, weight: Weight) -> InstanceStats:
         known = bool(self.rates.answers)
@@ -659,17 +655,14 @@ def cut_off_tokens(progress: ResponseProgress, held: Iterable[int]) -> tuple[Tok
 _Given = ParamSpec("_Given")
 
 
-class Signal(Generic[_Given]):
-    """Calls what is connected to it, which must not fail or block."""
-
-    def __init__(self) -> None:
-        self._handlers: tuple[Callable[_Given, object], ...] = ()
+class Signal(list[Callable[_Given, object]]):
+    """Calls its members, which must not fail or block."""
 
     def connect(self, handler: Callable[_Given, object]) -> None:
-        self._handlers = (*self._handlers, handler)
+        self.append(handler)
 
     def __call__(self, *given: _Given.args, **named: _Given.kwargs) -> None:
-        for handler in self._handlers:
+        for handler in self:
             handler(*given, **named)
 
 

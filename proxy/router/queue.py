@@ -129,19 +129,32 @@ class RequestQueue:
 
     def join(self, entry: QueuedRequest) -> None:
         """Add an entry; an entry that was removed before returns to its place."""
+        queue, client = self._priorities[entry.request.priority], entry.request.client
+        if entry.tag < 0:
+            entry.tag, entry.number = queue.next_turn(client)
+            queue.number += 1
+            queue.next_tags[client] = entry.tag + 1
+        insort(queue.entries, entry, key=_turn)
         self.count += 1
-        self._priorities[entry.request.priority].join(entry)
 
     def leave(self, entry: QueuedRequest) -> None:
-        queue = self._priorities[entry.request.priority]
+        queue, client = self._priorities[entry.request.priority], entry.request.client
         if entry in queue.entries:
+            queue.entries.remove(entry)
             self.count -= 1
-            queue.leave(entry)
+            if queue.next_tags.get(client) == entry.tag + 1:
+                queue.next_tags[client] = entry.tag
 
     def take(self, entry: QueuedRequest) -> None:
         """Serve an entry; it need not be the first."""
+        queue = self._priorities[entry.request.priority]
+        clients = {waiting.request.client for waiting in queue.entries}
+        queue.entries.remove(entry)
         self.count -= 1
-        self._priorities[entry.request.priority].take(entry)
+        queue.time = max(queue.time + 1 / len(clients), entry.tag)
+        if len(queue.next_tags) > len(clients) + _CLIENTS_MAX:
+            later = ((client, tag) for client, tag in queue.next_tags.items() if tag > queue.time)
+            queue.next_tags = dict(later)
         is_put_off = entry.request.priority == "interactive" and self.waiting("batch")
         self._turns = self._turns + 1 if is_put_off else 0
 
@@ -178,35 +191,16 @@ class RequestQueue:
 
 
 class _PriorityQueue:
-    """One priority, in the order of its tags."""
+    """The state of one priority."""
 
     def __init__(self) -> None:
-        self.entries: list[QueuedRequest] = []
-        self._time = 0.0
-        self._next: dict[str, float] = {}  # tag of a client's next entry
-        self._count = 0
-
-    def join(self, entry: QueuedRequest) -> None:
-        if entry.tag < 0:
-            entry.tag, entry.number = self.next_turn(entry.request.client)
-            self._count += 1
-            self._next[entry.request.client] = entry.tag + 1
-        insort(self.entries, entry, key=_turn)
+        self.entries: list[QueuedRequest] = []  # In the order of their tags.
+        self.time = 0.0
+        self.next_tags: dict[str, float] = {}  # The tag of a client's next entry.
+        self.number = 0  # Of the latest entry.
 
     def next_turn(self, client: str) -> tuple[float, int]:
-        return max(self._time, self._next.get(client, 0.0)), self._count + 1
-
-    def leave(self, entry: QueuedRequest) -> None:
-        self.entries.remove(entry)
-        if self._next.get(entry.request.client) == entry.tag + 1:
-            self._next[entry.request.client] = entry.tag
-
-    def take(self, entry: QueuedRequest) -> None:
-        clients = {entry.request.client for entry in self.entries}
-        self.entries.remove(entry)
-        self._time = max(self._time + 1 / len(clients), entry.tag)
-        if len(self._next) > len(clients) + _CLIENTS_MAX:
-            self._next = {client: tag for client, tag in self._next.items() if tag > self._time}
+        return max(self.time, self.next_tags.get(client, 0.0)), self.number + 1
 
 
 def _turn(entry: QueuedRequest) -> tuple[float, int]:

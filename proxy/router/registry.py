@@ -22,7 +22,7 @@ from typing import Final
 
 from proxy.common.background_tasks import persist
 from proxy.router.lease import EQUAL, Clock, RoutingTarget, Speed, Weight
-from proxy.upstream.upstream import MEMORY_S, DecodeLatency, Rates, Upstream
+from proxy.upstream.upstream import MEMORY_S, UNMEASURED, DecodeLatency, Rates, Upstream
 
 # Up to this number, instances are compared one by one; above, a sorted list is used.
 
@@ -262,8 +262,16 @@ class ModelInstances:
         return self._sets
 
     def _weigh(self) -> Mapping[str, Weight]:
-        speeds = [instance.speed(is_measured=self._route_by_speed) for instance in self.in_service]
-        weights = weights_of(speeds)
+        by_speed = self._route_by_speed
+        weights = weights_of(
+            [
+                (
+                    instance.rates.latency if by_speed else UNMEASURED,
+                    instance.upstream.node.weight if instance.upstream.node else None,
+                )
+                for instance in self.in_service
+            ]
+        )
         if len(weights) > _MANY:
             weights = [
                 replace(weight, value=max(1, round(weight.value * _WEIGHT_STEPS)) / _WEIGHT_STEPS)

@@ -56,13 +56,11 @@ from proxy.router.lease import (
     SlotUse,
     slot_use,
 )
-from proxy.router.measures import ModelMeasures
 from proxy.router.model_queue import Load, ModelDemand, ModelQueue, ModelQueues
 from proxy.router.queue import QueuedRequest, queue_entry
 from proxy.router.registry import Instances, InstanceTasks
-from proxy.router.slot_saver import SlotSaver, SlotWriter
+from proxy.router.slot_saver import SlotSaver
 from proxy.router.slots import CacheContents, CacheFindings, CacheUse, SlotSelector, cache_contents
-from proxy.router.workload import WorkReader
 from proxy.settings import ProxySettings
 from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.engine_state import SlotState, get_slots
@@ -130,10 +128,9 @@ class Router:
         self._first_byte_monitor = FirstByteMonitor(
             self.registry, responds, self.queues.assign_slots, self._tasks
         )
-        self._saver = SlotSaver(self.cache, settings, self.storage, clock)
+        self._saver = SlotSaver(self.cache, settings, self.storage, clock, list_slots, self._tasks)
         # The number of conversations that were not saved, by model and reason.
         self.saves_skipped: Mapping[tuple[str, NoFile], int] = self._saver.skipped
-        self._slot_writer = SlotWriter(self.cache, self._saver, list_slots, clock, self._tasks)
         self._slot_selector = SlotSelector(self.cache, self.registry, settings, self._saver)
         self._cache_findings = CacheFindings(self.cache, clock)
 
@@ -328,18 +325,12 @@ class Router:
             for instance in self.registry
         )
 
-    def work_reader(self, model: str) -> WorkReader:
-        return self.queues[model].reader
-
     def as_client_knows(self, request: ProxyRequest) -> ProxyRequest:
         """Return a request for an estimate that uses only cache content of its own key."""
         if (prompt := request.prompt) is None or not request.owner.name:
             return request
         blocks = self.cache.own_blocks(request.model, request.client, prompt)
         return replace(request, prompt=prompt.known_to(blocks))
-
-    def measures(self, model: str) -> ModelMeasures:
-        return self.queues[model].measures
 
     # A request.
 
@@ -505,7 +496,7 @@ class Router:
             self.signals.slots_freed(lease, slot_use(lease, len(lease.slots), held))
         self.queues[lease.request.model].release(lease)
         if lease.upstream.cache_key:
-            self._slot_writer.note_end(lease.instance)
+            self._saver.note_end(lease.instance)
 
     def _end(self, lease: Lease) -> None:
         instance = lease.instance

@@ -38,11 +38,34 @@ from proxy.router.engine_faults import ListSlots
 from proxy.router.lease import Clock, Lease, RoutingTarget
 from proxy.router.registry import InstanceTasks
 from proxy.settings import ProxySettings
-from proxy.upstream.upstream import Timings, Upstream
+from proxy.upstream.upstream import Timings
+
+# A client that continues at once does so within this time.
+_IDLE_S: Final = 0.25
+# An engine that lists its slots each second does not notice that clients left.
+_LISTED_S: Final = 2.0
+# A shorter wait may not end later than it began.
+_SHORTEST_S: Final = 0.001
+# Without an event, slots are looked at again after this time.
+_LOOKS_AGAIN_S: Final = 5.0
+
+_Worth = Sequence[tuple[Slot, SaveCase]]
+
+
+@dataclass(slots=True, eq=False)
+class _Work:
+    """The state of saving one instance's slots."""
+
+    instance: RoutingTarget
+    slot_map: SlotMap
+    ended_at_s: float = 0.0  # When a request of the instance ended last.
+    listed_at_s: float = -math.inf  # When its slots were listed last.
+    # Slots whose save failed, each with its `freed` count at that time.
+    failed: dict[Slot, int] = field(default_factory=dict)
 
 
 class SlotSaver:
-    """Decides which slots of all instances to save and to fill, and does it."""
+    """Fills slots of all instances, and saves those that are idle while `tasks` run."""
 
     def __init__(
         self,
@@ -50,32 +73,20 @@ class SlotSaver:
         settings: ProxySettings,
         storage: SlotFileStorage,
         clock: Clock,
+        list_slots: ListSlots,
+        tasks: InstanceTasks,
     ) -> None:
         self._prefix_index = prefix_index
         self._pause_max_s = settings.slot_save_pause_max_ms / 1000
         self._storage = storage
         self._clock = clock
+        self._list_slots = list_slots
+        self._tasks = tasks
+        self._works: dict[RoutingTarget, _Work] = {}
         self._measures: defaultdict[str, SlotFileMeasures] = defaultdict(SlotFileMeasures)
         self._saved_at_s: dict[str, float] = {}
         # The number of conversations that were not saved, by model and reason.
         self.skipped: Counter[tuple[str, NoFile]] = Counter()
-
-    def measures(self, model: str) -> SlotFileMeasures:
-        return self._measures[model]
-
-    def pays(self, instance: RoutingTarget, content: SlotContent) -> bool:
-        """Return whether to save the content of a slot that a request is about to use."""
-        case = self.case(instance, content, is_taken_next=True)
-        if case is None:
-            return False
-        is_worth = self.is_worth(case)
-        if not is_worth:
-            self._skip(instance, content, NoFile.COST)
-        return is_worth
-
-    def is_worth(self, case: SaveCase) -> bool:
-        """Return whether to save a slot, now or once its engine's streams may be paused."""
-        return is_worth_saving(case, self._pause_max_s)
 
     async def save(
         self, instance: RoutingTarget, slot: Slot, content: SlotContent
@@ -88,16 +99,16 @@ class SlotSaver:
             upstream.name, slot.id_slot, content.tokens, fingerprint
         )
         if transfer:
-            self.measures(upstream.model).saves.note(transfer)
+            self._measures[upstream.model].saves.note(transfer)
             if content.conversation:
                 content.conversation.no_file = None
             if slot.started_tick == sent:
                 slot.note_saved(content)
         return transfer
 
-    def note_restored(self, instance: RoutingTarget, transfer: Transfer) -> None:
+    def _note_restored(self, instance: RoutingTarget, transfer: Transfer) -> None:
         upstream = instance.upstream
-        self.measures(upstream.model).restores.note(transfer)
+        self._measures[upstream.model].restores.note(transfer)
         byte_s = transfer.duration_s / transfer.size_bytes
         byte_tokens = byte_s * instance.rates.prefill_tps
         self._prefix_index.files.set_restore_cost(upstream.cache_key, byte_tokens)
@@ -107,7 +118,7 @@ class SlotSaver:
         if lease.upstream.cache_key and lease.conversation_number is not None:
             prompt = timings.cached_tokens + timings.prompt_tokens
             found = 0 if lease.restored else timings.cached_tokens
-            measures = self.measures(lease.upstream.model)
+            measures = self._measures[lease.upstream.model]
             measures.note_turn(
                 lease.conversation_number, lease.began_at_s, self._clock(), prompt, found
             )
@@ -120,13 +131,6 @@ class SlotSaver:
         if conversation and conversation.no_file is not reason:
             conversation.no_file = reason
             self.skipped[instance.upstream.model, reason] += 1
-
-    def _absence_p(self, upstream: Upstream, content: SlotContent) -> float:
-        """Return the probability that content that leaves a slot is not copied; 0: unknown."""
-        slot_map = self._prefix_index.slot_maps.get(upstream.name)
-        if slot_map is None or slot_map.host_cache is None:
-            return 0.0
-        return slot_map.host_cache.absence_probability(content.tokens)
 
     def case(
         self, instance: RoutingTarget, content: SlotContent, *, is_taken_next: bool = False
@@ -141,8 +145,11 @@ class SlotSaver:
         if not self._storage.may_save(upstream.name, size_bytes):
             self._skip(instance, content, NoFile.LIMIT)
             return None
-        measures, rates, now_s = self.measures(upstream.model), instance.rates, self._clock()
+        measures, rates, now_s = self._measures[upstream.model], instance.rates, self._clock()
         saved_at_s = self._saved_at_s.get(upstream.name, -math.inf)
+        loss_p, slot_map = measures.loss_p, self._prefix_index.slot_maps.get(upstream.name)
+        if is_taken_next and slot_map and slot_map.host_cache:  # it may not be copied
+            loss_p = max(loss_p, slot_map.host_cache.absence_probability(content.tokens))
         return SaveCase(
             tokens=content.tokens
             - self._prefix_index.files.tokens(upstream.cache_key, turn_hashes),
@@ -150,7 +157,7 @@ class SlotSaver:
             save_s=measures.saves.duration_s(size_bytes),
             restore_s=measures.restores.duration_s(size_bytes),
             return_p=measures.returns.return_p(conversation.number, now_s) * measures.use,
-            loss_p=max(measures.loss_p, self._absence_p(upstream, content) * is_taken_next),
+            loss_p=loss_p,
             streams=instance.decoding,
             gap_s=1 / rates.decode_tps,
             decoded=(now_s - saved_at_s) * rates.decode_tps,
@@ -184,13 +191,20 @@ class SlotSaver:
             # quickly comes first.
             cached = here if saved.blocks >= found and saved.is_quick else found
             more = (saved.blocks - cached) * BLOCK_TOKENS
-            use = self.measures(lease.upstream.model).use
+            use = self._measures[lease.upstream.model].use
             if pays_to_restore(round(use * more), saved.cost_tokens):
                 return saved
         return None
 
     def _pays(self, lease: Lease, slot: Slot) -> bool:
-        return slot.previous is not None and self.pays(lease.instance, slot.previous)
+        """Return whether to save the content of a slot that a request is about to replace."""
+        if (content := slot.previous) is None:
+            return False
+        case = self.case(lease.instance, content, is_taken_next=True)
+        is_worth = case is not None and is_worth_saving(case, self._pause_max_s)
+        if case and not is_worth:
+            self._skip(lease.instance, content, NoFile.COST)
+        return is_worth
 
     async def _restore(self, lease: Lease, slot: Slot, saved: SavedPrompt) -> None:
         slot.drop_previous()
@@ -200,59 +214,21 @@ class SlotSaver:
         lease.restore_s = lease.clock() - began_at_s
         if transfer is None:
             return
-        self.note_restored(lease.instance, transfer)
+        self._note_restored(lease.instance, transfer)
         slot.fill(lease.conversation, transfer.tokens, saved.file.fingerprint.blocks)
         lease.expected_cached = saved.tokens
         lease.restored = saved
         lease.restored_tokens = transfer.tokens if saved.is_own else saved.tokens
 
-
-# A client that continues at once does so within this time.
-_IDLE_S: Final = 0.25
-# An engine that lists its slots each second does not notice that clients left.
-_LISTED_S: Final = 2.0
-# A shorter wait may not end later than it began.
-_SHORTEST_S: Final = 0.001
-# Without an event, slots are looked at again after this time.
-_LOOKS_AGAIN_S: Final = 5.0
-
-_Worth = Sequence[tuple[Slot, SaveCase]]
-
-
-@dataclass(slots=True, eq=False)
-class _Work:
-    """The state of saving one instance's slots."""
-
-    ended_at_s: float = 0.0  # When a request of the instance ended last.
-    listed_at_s: float = -math.inf  # When its slots were listed last.
-    # Slots whose save failed, each with its `freed` count at that time.
-    failed: dict[Slot, int] = field(default_factory=dict)
-
-
-class SlotWriter:
-    """Saves idle slots of all instances while `tasks` run."""
-
-    def __init__(
-        self,
-        prefix_index: PrefixIndex,
-        saver: SlotSaver,
-        list_slots: ListSlots,
-        clock: Clock,
-        tasks: InstanceTasks,
-    ) -> None:
-        self._prefix_index = prefix_index
-        self._saver = saver
-        self._list_slots = list_slots
-        self._clock = clock
-        self._tasks = tasks
-        self._works: dict[RoutingTarget, _Work] = {}
+    # Saving idle slots.
 
     def note_end(self, instance: RoutingTarget) -> None:
         if not self._tasks.are_running:
             return
         work = self._works.get(instance)
         if work is None:
-            work = self._works[instance] = _Work()
+            slot_map = self._prefix_index.slot_maps[instance.upstream.name]
+            work = self._works[instance] = _Work(instance, slot_map)
         work.ended_at_s = self._clock()
         if not instance.leases:
             work.failed.clear()
@@ -260,18 +236,15 @@ class SlotWriter:
 
     async def _write(self, instance: RoutingTarget, ended: asyncio.Event) -> None:
         """Save slots until the instance is idle and no further save pays."""
-        slot_maps, name, work = (
-            self._prefix_index.slot_maps,
-            instance.upstream.name,
-            self._works[instance],
-        )
-        while instance.in_service and (slot_map := slot_maps.get(name)):
+        work, slot_maps = self._works[instance], self._prefix_index.slot_maps
+        while instance.in_service and (slot_map := slot_maps.get(instance.upstream.name)):
             ended.clear()
-            worth = self._worth_saving(instance, work, slot_map)
+            work.slot_map = slot_map
+            worth = self._worth_saving(work)
             if instance.leases:
-                wait_s = await self._step_busy(instance, work, slot_map, worth)
+                wait_s = await self._step_busy(work, worth)
             elif worth:
-                wait_s = await self._step_idle(instance, work, slot_map, worth)
+                wait_s = await self._step_idle(work, worth)
             else:
                 break
             if wait_s > 0:
@@ -280,66 +253,56 @@ class SlotWriter:
                         await ended.wait()
         del self._works[instance]
 
-    def _worth_saving(self, instance: RoutingTarget, work: _Work, slot_map: SlotMap) -> _Worth:
+    def _worth_saving(self, work: _Work) -> _Worth:
         """Return the slots to save, in the order in which the engine takes them."""
-        idle = (slot for slot in slot_map.idle if slot.conversation and not slot.content.is_saved)
+        idle = (slot for slot in work.slot_map.idle if slot.conversation)
         new = (slot for slot in idle if work.failed.get(slot) != slot.freed_tick)
-        cases = ((slot, self._saver.case(instance, slot.content)) for slot in new)
-        return [(slot, case) for slot, case in cases if case and self._saver.is_worth(case)]
+        cases = ((slot, self.case(work.instance, slot.content)) for slot in new)
+        most_s = self._pause_max_s
+        return [(slot, case) for slot, case in cases if case and is_worth_saving(case, most_s)]
 
-    async def _step_idle(
-        self, instance: RoutingTarget, work: _Work, slot_map: SlotMap, worth: _Worth
-    ) -> float:
+    async def _step_idle(self, work: _Work, worth: _Worth) -> float:
         """Save at most one slot; return the time until the next look."""
         idle_s = self._clock() - work.ended_at_s
         if idle_s < _IDLE_S:
             return _IDLE_S - idle_s
         slot, _ = max(worth, key=lambda pair: pair[1].saving_s)
         is_listed = work.listed_at_s > work.ended_at_s
-        await self._save(instance, work, slot_map, slot, is_listed=is_listed)
+        await self._save_idle(work, slot, is_listed=is_listed)
         return 0.0
 
-    async def _step_busy(
-        self, instance: RoutingTarget, work: _Work, slot_map: SlotMap, worth: _Worth
-    ) -> float:
+    async def _step_busy(self, work: _Work, worth: _Worth) -> float:
         """Save at most the slot that the engine takes next; return the time until the next look."""
         if not worth:
             return _LOOKS_AGAIN_S
         slot, case = worth[0]
-        if case.streams and instance.free > max(1, instance.upstream.slots // 2):
+        if case.streams and work.instance.free > max(1, work.instance.upstream.slots // 2):
             return _LOOKS_AGAIN_S
         listed_s = self._clock() - work.listed_at_s
         is_listed = slot.is_confirmed and listed_s < _LISTED_S
         wait_s = max(due_in_s(case), 0.0 if is_listed else _LISTED_S - listed_s)
         if wait_s > 0:
             return min(wait_s, _LOOKS_AGAIN_S)
-        await self._save(instance, work, slot_map, slot, is_listed=is_listed)
+        await self._save_idle(work, slot, is_listed=is_listed)
         return _LISTED_S
 
-    async def _save(
-        self,
-        instance: RoutingTarget,
-        work: _Work,
-        slot_map: SlotMap,
-        slot: Slot,
-        *,
-        is_listed: bool,
-    ) -> None:
+    async def _save_idle(self, work: _Work, slot: Slot, *, is_listed: bool) -> None:
         """Save an idle slot, if its content did not change while the engine listed its slots."""
-        uses = slot_map.uses
+        uses = work.slot_map.uses
         if not is_listed:
-            await self._list(instance, work, slot_map)
-        if slot_map.uses != uses:
+            await self._list(work)
+        if work.slot_map.uses != uses:
             return
         is_known = slot.is_confirmed and slot.conversation is not None
-        if not (is_known and await self._saver.save(instance, slot, slot.content)):
+        if not (is_known and await self.save(work.instance, slot, slot.content)):
             work.failed[slot] = slot.freed_tick
 
-    async def _list(self, instance: RoutingTarget, work: _Work, slot_map: SlotMap) -> None:
+    async def _list(self, work: _Work) -> None:
         """Find the slots' numbers.
 
         Skipped while a request gets a slot: the engine's order would differ from ours.
         """
+        instance, slot_map = work.instance, work.slot_map
         work.listed_at_s, uses = self._clock(), slot_map.uses
         if slot_map.is_pending or not all(lease.progress.has_header for lease in instance.leases):
             return

@@ -111,7 +111,7 @@ async def test_a_request_that_would_wait_too_long_is_refused_before_it_queues(
 ) -> None:
     await proxy.open()
     fake = await proxy.fake(answers)
-    proxy.router.measures("chat").note(slow())
+    proxy.router.queues["chat"].measures.note(slow())
     headers = {"Prefer": "respond-async, wait=1"}
     async with proxy.http.post(
         "/v1/chat/completions",
@@ -162,7 +162,7 @@ class Forecaster:
 async def test_a_model_that_is_not_loaded_is_loaded_first(proxy: ProxyHarness) -> None:
     await proxy.open()
     proxy.loader.model_infos = [model_info("chat", "unloaded")]
-    proxy.router.measures("chat").note(slow())
+    proxy.router.queues["chat"].measures.note(slow())
     forecast = LoadForecast(4.0, ("other",), slots=2)
     found = Estimator(proxy.router, Forecaster(forecast)).estimate(ask("hello"))
     assert found.first_token_s

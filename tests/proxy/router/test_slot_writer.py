@@ -15,7 +15,7 @@ from proxy.cache.save_policy import Transfer
 from proxy.cache.slot_map import Slot
 from proxy.router.lease import Lease
 from proxy.router.registry import Instances, InstanceTasks
-from proxy.router.slot_saver import SlotSaver, SlotWriter
+from proxy.router.slot_saver import SlotSaver
 from proxy.settings import ProxySettings
 from proxy.upstream.engine_state import SlotState
 from proxy.upstream.upstream import Upstream
@@ -60,9 +60,10 @@ class Harness:
         instances = Instances(clock, route_by_speed=True)
         self.instance = instances.admit(self.upstream, self.index.bit("a"))
         self.slot_map = self.index.slot_maps["a"]
-        saver = SlotSaver(self.index, ProxySettings(), self.disk, clock)
         self.tasks = InstanceTasks()
-        self.writer = SlotWriter(self.index, saver, self.list_slots, clock, self.tasks)
+        self.writer = SlotSaver(
+            self.index, ProxySettings(), self.disk, clock, self.list_slots, self.tasks
+        )
         self.states = [SlotState(number, -1, 0, is_busy=False) for number in range(4)]
         self.listed_at_s: list[float] = []
 
