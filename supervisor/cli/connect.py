@@ -351,7 +351,7 @@ def _places() -> client_module.Places:
 def _row(
     client: client_module.ClientProgram, places: client_module.Places, files: SettingsFiles
 ) -> dict[str, object]:
-    is_installed = any(shutil.which(program) for program in client.programs)
+    is_installed = any(shutil.which(program) for program in client.programs or (client.name,))
     directory = client.directory(places)
     is_own = directory not in {places.home, places.corral}
     return {

@@ -175,17 +175,6 @@ def _choose_fitting(
     )
 
 
-def choose_cached(
-    repository: Repository, wanted: HubReference, left_out: Collection[str]
-) -> ModelChoice:
-    if wanted.file or wanted.quantisation:
-        model = repository_module.choose_named(repository, wanted)
-    else:
-        model = repository_module.rank_models(repository)[0]
-    others = companions(repository, model, left_out)
-    return ModelChoice(repository, model, others, "it is here")
-
-
 def companions(
     repository: Repository, model: FileGroup, left_out: Collection[str]
 ) -> tuple[FileGroup, ...]:
@@ -258,7 +247,12 @@ def _find_cached_model(
             f"offline mode is on, and nothing of {wanted.repo} is in {cache.root}",
             hint="unset HF_HUB_OFFLINE to fetch it",
         )
-    return _result(choose_cached(repository, wanted, left_out), cache, 0)
+    if wanted.file or wanted.quantisation:
+        model = repository_module.choose_named(repository, wanted)
+    else:
+        model = repository_module.rank_models(repository)[0]
+    others = companions(repository, model, left_out)
+    return _result(ModelChoice(repository, model, others, "it is here"), cache, 0)
 
 
 def _hub_transfer(

@@ -222,15 +222,6 @@ _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _BY_SIGNAL: Final = 128
 
 
-def display(client: Client, first: top_view.Sample, interval_s: float, *, has_colour: bool) -> int:
-    """Show samples until a key or a signal ends the display; return the exit code."""
-    with Signals() as signals, Terminal() as terminal:
-        poller = Poller(client, interval_s, signals.wake)
-        shown = _Display(poller, terminal, signals, has_colour=has_colour)
-        poller.start()
-        return shown.run(first)
-
-
 class _Display:
     def __init__(
         self, poller: Poller, terminal: Terminal, signals: Signals, *, has_colour: bool
@@ -287,16 +278,16 @@ class _Display:
 def top(interval_s: float, *, once: bool) -> CommandResult:
     """Show models and requests until q or Ctrl-C; with `once` or without a terminal, one frame."""
     client = Client(directories().control_socket)
-    first = top_view.read_sample(client)
+    first, has_colour = top_view.read_sample(client), wants_colour(sys.stdout)
     if once or not is_usable():
-        from supervisor.cli.top_view import render_once
-
         columns = os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else None
-        text = render_once(first, columns, has_colour=wants_colour(sys.stdout))
+        text = top_view.render_once(first, columns, has_colour=has_colour)
         # The text has no control characters except those of its colours.
         return CommandResult(
             {"status": first.status, "requests": first.requests}, text, is_raw=True
         )
-
-    has_colour = wants_colour(sys.stdout)
-    return CommandResult(None, exit_code=display(client, first, interval_s, has_colour=has_colour))
+    with Signals() as signals, Terminal() as terminal:
+        poller = Poller(client, interval_s, signals.wake)
+        display = _Display(poller, terminal, signals, has_colour=has_colour)
+        poller.start()
+        return CommandResult(None, exit_code=display.run(first))

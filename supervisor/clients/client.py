@@ -89,11 +89,11 @@ class FileSettings:
 class ClientProgram:
     name: str
     title: str
-    programs: tuple[str, ...]  # names of its commands
     directory: Callable[[Places], Path]  # returns the directory of its settings
     files: Callable[[Facts, Places], Sequence[FileSettings]]  # returns its settings
     run: Callable[[Facts], str]  # returns the command that starts it then, for people
     ca_variable: str  # the variable that names a file of trusted certificates
+    programs: tuple[str, ...] = ()  # names of its commands; empty: its own name
     api: Api = "/v1/chat/completions"
     key_variable: str = KEY_VARIABLE  # the variable from which it reads the API key
     writes_ca: bool = False  # whether its settings name that file

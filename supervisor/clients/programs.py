@@ -59,18 +59,6 @@ def _name(model: ServedModel) -> str:
     return f"openai/{model.name}"
 
 
-AIDER: Final = ClientProgram(
-    name="aider",
-    title="aider",
-    programs=("aider",),
-    directory=lambda places: places.home,
-    files=_aider_files,
-    run=lambda _: "aider",
-    key_variable="OPENAI_API_KEY",
-    ca_variable="SSL_CERT_FILE",
-)
-
-
 # A long prompt on a slow machine takes longer than its ten minutes.
 _TIMEOUT_MS: Final = 3_600_000
 
@@ -110,20 +98,6 @@ def _variables(facts: Facts) -> dict[str, str]:
     return found
 
 
-CLAUDE: Final = ClientProgram(
-    name="claude",
-    title="Claude Code",
-    programs=("claude",),
-    api="/v1/messages",
-    directory=_claude_directory,
-    files=_claude_files,
-    run=lambda _: "claude",
-    ca_variable="NODE_EXTRA_CA_CERTS",
-    writes_ca=True,
-    context_least=16_384,
-)
-
-
 # A long prompt on a slow machine sends nothing for a while.
 _IDLE_MS: Final = 3_600_000
 
@@ -146,19 +120,6 @@ def _codex_files(facts: Facts, places: Places) -> Sequence[FileSettings]:
         values["model_context_window",] = facts.model.context_tokens
     values["model_providers", "corral"] = provider
     return [FileSettings(_codex_directory(places) / "config.toml", "toml", values)]
-
-
-CODEX: Final = ClientProgram(
-    name="codex",
-    title="Codex",
-    programs=("codex",),
-    api="/v1/responses",
-    directory=_codex_directory,
-    files=_codex_files,
-    run=lambda _: "codex",
-    ca_variable="CODEX_CA_CERTIFICATE",
-    context_least=16_384,
-)
 
 
 def _continue_dev_directory(places: Places) -> Path:
@@ -196,18 +157,6 @@ def _title(model: ServedModel) -> str:
     return f"{model.name} (llama-corral)"
 
 
-CONTINUE: Final = ClientProgram(
-    name="continue",
-    title="Continue",
-    programs=("cn",),
-    directory=_continue_dev_directory,
-    files=_continue_dev_files,
-    run=lambda facts: f"choose {_title(facts.model)} in the list of models",
-    ca_variable="NODE_EXTRA_CA_CERTS",
-    writes_ca=True,
-)
-
-
 def _llm_directory(places: Places) -> Path:
     return places.named("LLM_USER_PATH", places.config / "io.datasette.llm")
 
@@ -237,18 +186,6 @@ def _id(model: ServedModel) -> str:
     return f"corral/{model.name}"
 
 
-LLM: Final = ClientProgram(
-    name="llm",
-    title="llm",
-    programs=("llm",),
-    directory=_llm_directory,
-    files=_llm_files,
-    run=lambda facts: f"llm -m {_id(facts.model)} 'Why do llamas hum?'",
-    key_variable="OPENAI_API_KEY",
-    ca_variable="SSL_CERT_FILE",
-)
-
-
 _FILE: Final = "open-webui.env"
 
 
@@ -266,19 +203,6 @@ def _open_webui_files(facts: Facts, places: Places) -> Sequence[FileSettings]:
         variables["SSL_CERT_FILE"] = str(facts.certificate)
     values: dict[Place, Any] = {(name,): value for name, value in variables.items()}
     return [FileSettings(places.corral / _FILE, "env", values)]
-
-
-OPEN_WEBUI: Final = ClientProgram(
-    name="openwebui",
-    title="Open WebUI",
-    programs=("open-webui",),
-    directory=lambda places: places.corral,
-    files=_open_webui_files,
-    run=lambda _: f"set -a; . the file {_FILE}; set +a; open-webui serve",
-    key_variable="OPENAI_API_KEY",
-    ca_variable="SSL_CERT_FILE",
-    writes_ca=True,
-)
 
 
 # Of the context, what an answer may take.
@@ -325,18 +249,6 @@ def _opencode_model(model: ServedModel) -> dict[str, Any]:
     return found
 
 
-OPENCODE: Final = ClientProgram(
-    name="opencode",
-    title="opencode",
-    programs=("opencode",),
-    directory=_opencode_directory,
-    files=_opencode_files,
-    run=lambda _: "opencode",
-    ca_variable="NODE_EXTRA_CA_CERTS",
-    context_least=16_384,
-)
-
-
 # It wants a figure for each model.
 _CONTEXT_TOKENS: Final = 32_768
 
@@ -364,24 +276,83 @@ def _zed_model(model: ServedModel) -> dict[str, Any]:
     }
 
 
-ZED: Final = ClientProgram(
-    name="zed",
-    title="Zed",
-    programs=("zed", "zeditor"),
-    directory=lambda places: places.config / "zed",
-    files=_zed_files,
-    run=lambda _: "zed (with CORRAL_API_KEY set to any text where the daemon needs no key)",
-    ca_variable="SSL_CERT_FILE",
-)
-
-
 CLIENTS: Final[Sequence[ClientProgram]] = (
-    CLAUDE,
-    CODEX,
-    OPENCODE,
-    AIDER,
-    CONTINUE,
-    OPEN_WEBUI,
-    ZED,
-    LLM,
+    ClientProgram(
+        name="claude",
+        title="Claude Code",
+        api="/v1/messages",
+        directory=_claude_directory,
+        files=_claude_files,
+        run=lambda _: "claude",
+        ca_variable="NODE_EXTRA_CA_CERTS",
+        writes_ca=True,
+        context_least=16_384,
+    ),
+    ClientProgram(
+        name="codex",
+        title="Codex",
+        api="/v1/responses",
+        directory=_codex_directory,
+        files=_codex_files,
+        run=lambda _: "codex",
+        ca_variable="CODEX_CA_CERTIFICATE",
+        context_least=16_384,
+    ),
+    ClientProgram(
+        name="opencode",
+        title="opencode",
+        directory=_opencode_directory,
+        files=_opencode_files,
+        run=lambda _: "opencode",
+        ca_variable="NODE_EXTRA_CA_CERTS",
+        context_least=16_384,
+    ),
+    ClientProgram(
+        name="aider",
+        title="aider",
+        directory=lambda places: places.home,
+        files=_aider_files,
+        run=lambda _: "aider",
+        key_variable="OPENAI_API_KEY",
+        ca_variable="SSL_CERT_FILE",
+    ),
+    ClientProgram(
+        name="continue",
+        title="Continue",
+        programs=("cn",),
+        directory=_continue_dev_directory,
+        files=_continue_dev_files,
+        run=lambda facts: f"choose {_title(facts.model)} in the list of models",
+        ca_variable="NODE_EXTRA_CA_CERTS",
+        writes_ca=True,
+    ),
+    ClientProgram(
+        name="openwebui",
+        title="Open WebUI",
+        programs=("open-webui",),
+        directory=lambda places: places.corral,
+        files=_open_webui_files,
+        run=lambda _: f"set -a; . the file {_FILE}; set +a; open-webui serve",
+        key_variable="OPENAI_API_KEY",
+        ca_variable="SSL_CERT_FILE",
+        writes_ca=True,
+    ),
+    ClientProgram(
+        name="zed",
+        title="Zed",
+        programs=("zed", "zeditor"),
+        directory=lambda places: places.config / "zed",
+        files=_zed_files,
+        run=lambda _: "zed (with CORRAL_API_KEY set to any text where the daemon needs no key)",
+        ca_variable="SSL_CERT_FILE",
+    ),
+    ClientProgram(
+        name="llm",
+        title="llm",
+        directory=_llm_directory,
+        files=_llm_files,
+        run=lambda facts: f"llm -m {_id(facts.model)} 'Why do llamas hum?'",
+        key_variable="OPENAI_API_KEY",
+        ca_variable="SSL_CERT_FILE",
+    ),
 )
