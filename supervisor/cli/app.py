@@ -107,7 +107,7 @@ def worker(  # noqa: PLR0913, PLR0917 (a command has its options)
     machines reach it only at a private address, which --host must name.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # as in `serve`
-    from supervisor.cli.worker import worker as call
+    from supervisor.cli.engine import worker as call
     from supervisor.rpc.worker import WorkerOptions
 
     memory_bytes = memory * 1024**2 if memory else None

@@ -164,8 +164,8 @@ def replay(  # noqa: PLR0913, PLR0917 (a command has its options)
     Answers are compared with the captured ones if those were greedy; otherwise the model's present
     settings are played first. A running daemon is not disturbed, except for the processor.
     """
-    from supervisor.cli.replay import ReplayOptions
-    from supervisor.cli.replay import replay as call
+    from supervisor.cli.capture import ReplayOptions
+    from supervisor.cli.capture import replay as call
 
     if daemon and (engine or profile or changes):
         raise BadParameter("--daemon plays with the daemon's settings; leave the others out")

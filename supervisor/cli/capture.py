@@ -1,26 +1,46 @@
-"""Implements `corral capture`: writes the requests to a model and their responses to a file."""
+"""Implements `corral capture` (writes requests and responses to a file) and `corral replay`."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Self
+from urllib.parse import urlsplit
 
+from supervisor.bench.variants import of_profile
+from supervisor.bench.workload import WorkloadFailed
+from supervisor.builds.help import FlagValue
+from supervisor.builds.installed import engine_setting
+from supervisor.cli.batch import KEY_VARIABLE
+from supervisor.cli.targets import choose
 from supervisor.daemon.control_client import Client
 from supervisor.daemon.control_messages import capture_text
 from supervisor.daemon.model_commands import resolve_running
-from supervisor.errors import AccessDenied, CorralError, DaemonBusy, DiskFull
-from supervisor.experiments.capture_lines import CaptureLimits
-from supervisor.output import CommandResult, ProgressMeter, size
-from supervisor.system.paths import directories, file_name
+from supervisor.engine.client import Endpoint, EngineClient, EngineUnreachable
+from supervisor.errors import (
+    AccessDenied,
+    CorralError,
+    DaemonBusy,
+    DiskFull,
+    EngineFailed,
+    Interrupted,
+    SettingsInvalid,
+)
+from supervisor.experiments import captured_requests as captured
+from supervisor.experiments import replay as experiment
+from supervisor.experiments.capture_lines import CaptureLimits, model_fingerprint
+from supervisor.output import CommandResult, ProgressMeter, one_line, size, table
+from supervisor.plan.plan import Plan
+from supervisor.system.paths import Directories, directories, file_name
 
 _FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -174,3 +194,225 @@ def _result(file: CaptureFile) -> CommandResult:
     text = f"captured {amounts}; {why}\n{file.path}"
     lost = [f"{dropped} requests or responses were dropped"] if dropped else []
     return CommandResult(data, text, (*lost, _CONTENT), exit_code=0 if end else 1)
+
+
+_SHOWN_MAX: Final = 20
+_PIECE_MAX: Final = 40
+
+
+def _table(columns: dict[str, experiment.Figures]) -> str:
+    rows: list[tuple[str, ...]] = []
+    for name, label, digits in (
+        ("prefill_rate", "prefill, tokens/s", 1),
+        ("decode_rate", "decode, tokens/s", 1),
+        ("first_token_ms", "first token, median ms", 0),
+    ):
+        values = [getattr(column, name) for column in columns.values()]
+        ratios = [_number(experiment.ratio(values[-1], value), 2) for value in values[:-1]]
+        rows.append((label, *(_number(value, digits) for value in values), *ratios))
+    blank = [""] * (len(columns) - 1)
+    found = [f"{column.cached_tokens} of {column.prompt_tokens}" for column in columns.values()]
+    rows.append(("tokens found in the cache", *found, *blank))
+    generated = [str(column.generated_tokens) for column in columns.values()]
+    rows.append(("tokens generated", *generated, *blank))
+    rows.append(("failed requests", *(str(column.failed) for column in columns.values()), *blank))
+    heads = [f"TIMES {name}" for name in list(columns)[:-1]]
+    return table(("", *columns, *heads), rows)
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _piece(text: str) -> str:
+    return f"'{one_line(text)[:_PIECE_MAX]}'"
+
+
+def _ratios(ours: experiment.Figures, theirs: experiment.Figures) -> dict[str, float | None]:
+    names = ("prefill_rate", "decode_rate", "first_token_ms")
+    return {name: experiment.ratio(getattr(ours, name), getattr(theirs, name)) for name in names}
+
+
+_CONCURRENCY_MAX: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """The options of `corral replay`; None: as in the capture, or as in the model's settings."""
+
+    model: str | None = None
+    engine: str | None = None
+    profile: str | None = None
+    flags: Mapping[str, FlagValue] | None = None
+    is_daemon: bool = False
+    is_as_recorded: bool = False  # at the recorded times, not as fast as possible
+    concurrency: int | None = None
+    config: Path | None = None
+
+    @property
+    def changes(self) -> str:
+        """The changed settings, in words; empty for the model's present settings."""
+        words = [f"engine {self.engine}"] if self.engine else []
+        words += [f"profile {self.profile}"] if self.profile else []
+        words += [f"{key} = {value}" for key, value in (self.flags or {}).items()]
+        return ", ".join(words)
+
+
+def replay(path: Path, options: ReplayOptions) -> CommandResult:
+    played = _Replay(captured.read(path), options)
+    try:
+        asyncio.run(played.run())
+    except KeyboardInterrupt as interrupt:
+        raise Interrupted("stopped; its engine has ended") from interrupt
+    except (EngineUnreachable, WorkloadFailed) as error:
+        raise EngineFailed(f"the replay ended early: {error}") from error
+    return played.result()
+
+
+class _Replay:
+    def __init__(self, capture: captured.Capture, options: ReplayOptions) -> None:
+        self._capture = capture
+        self._requests = capture.requests
+        self._options = options
+        self._model = options.model or capture.header["model"]
+        self._where = directories()
+        self._meter = ProgressMeter()
+        self._name = "the daemon" if options.is_daemon else options.changes or "present settings"
+        self._recorded = self._recorded_texts()
+        self._played: list[experiment.Played] = []  # the answers, in the order of the requests
+        # Those with the model's present settings, if needed.
+        self._baseline: list[experiment.Played] | None = None
+        self._notes: list[str] = []
+
+    async def run(self) -> None:
+        expected = self._recorded
+        with self._meter:
+            if self._options.is_daemon:
+                target = nullcontext(_daemon(self._where, self._model))
+                self._played = await self._play(self._name, target, expected)
+                return
+            base, plan = await asyncio.to_thread(self._plans)
+            if self._options.changes and len(expected) < len(self._requests):
+                engine = experiment.own_engine(base, self._where)
+                self._baseline = await self._play("present settings", engine, expected)
+                expected = {**experiment.texts(self._requests, self._baseline), **expected}
+            engine = experiment.own_engine(plan, self._where)
+            self._played = await self._play(self._name, engine, expected)
+
+    def result(self) -> CommandResult:
+        capture, model = self._capture, self._capture.header["model"]
+        recorded = experiment.recorded_figures(self._requests)
+        found = experiment.figures_of(self._played)
+        base = experiment.figures_of(self._baseline) if self._baseline else None
+        columns = {"RECORDED": recorded, **({"PRESENT": base} if base else {}), "REPLAY": found}
+        title = f"{len(self._requests)} requests of {model}, played with {self._name}"
+        answers = list(zip(self._requests, self._played, strict=True))
+        data = {
+            "model": model,
+            "played_with": self._name,
+            "skipped": dict(capture.skipped),
+            "recorded": asdict(recorded),
+            "present": asdict(base) if base else None,
+            "replay": asdict(found),
+            "ratios_to_recorded": _ratios(found, recorded),
+            "ratios_to_present": _ratios(found, base) if base else None,
+            "requests": [
+                {
+                    "n": request.number,
+                    "failure": answer.failure,
+                    "first_token_ms": answer.first_token_ms,
+                    "timings": asdict(answer.timings) if answer.timings else None,
+                    "compared": answer.is_compared,
+                    "difference": asdict(answer.difference) if answer.difference else None,
+                }
+                for request, answer in answers
+            ],
+        }
+        failures = [
+            f"request {request.number} failed: {answer.failure}"
+            for request, answer in answers
+            if answer.failure
+        ]
+        skipped = (f"not played: {count} of kind {kind}" for kind, count in capture.skipped.items())
+        notes = (*self._notes, *skipped, *failures[:_SHOWN_MAX])
+        text = "\n".join([title, "", _table(columns), "", *self._answer_lines()])
+        return CommandResult(data, text, notes, int(bool(found.failed)))
+
+    def _answer_lines(self) -> Iterator[str]:
+        compared = sum(answer.is_compared for answer in self._played)
+        if not compared:
+            yield "no answer is compared: none was captured greedily (temperature 0)"
+            return
+        pairs = zip(self._requests, self._played, strict=True)
+        different = [(request.number, at) for request, played in pairs if (at := played.difference)]
+        of_capture = f"{len(self._recorded)} captured ones" if self._recorded else ""
+        of_present = "those of the present settings" if self._baseline else ""
+        against = " and ".join(filter(None, [of_capture, of_present]))
+        yield f"{compared - len(different)} of {compared} answers equal {against}"
+        if compared < len(self._requests):
+            yield f"{len(self._requests) - compared} are not compared: sampled, cut off or failed"
+        for number, at in different[:_SHOWN_MAX]:
+            yield (
+                f"  request {number}: token {at.token} of {at.tokens} differs: "
+                f"{_piece(at.found)} instead of {_piece(at.expected)}"
+            )
+        if len(different) > _SHOWN_MAX:
+            yield f"  and {len(different) - _SHOWN_MAX} more (--json has all)"
+
+    def _plans(self) -> tuple[Plan, Plan]:
+        """Return the plans of the present settings and of the changed settings; add notes."""
+        options, where = self._options, self._where
+        targets = choose([self._model], options.config, where)
+        settings, (model,) = targets.loaded.settings, targets.names
+        base = of_profile(settings, where, model).plan
+        if options.engine:
+            engine = {"engine": engine_setting(options.engine)}
+            models = {**settings.models, model: settings.models[model].model_copy(update=engine)}
+            settings = settings.model_copy(update={"models": models})
+        plan = of_profile(settings, where, model, options.profile, options.flags).plan
+        self._notes += plan.warnings
+        if model_fingerprint(plan.gguf.path) != self._capture.header.get("fingerprint"):
+            self._notes.append(f"{plan.gguf.path.name} is not the model file of the capture")
+        return base, plan
+
+    def _recorded_texts(self) -> dict[int, str]:
+        """Return the captured greedy answers, by number of the request."""
+        greedy = [request for request in self._requests if captured.is_greedy(request.body)]
+        found = {request.number: captured.recorded_text(request) for request in greedy}
+        return {number: text for number, text in found.items() if text is not None}
+
+    async def _play(
+        self,
+        name: str,
+        engine: AbstractAsyncContextManager[experiment.Target],
+        expected: Mapping[int, str],
+    ) -> list[experiment.Played]:
+        count, options = len(self._requests), self._options
+        self._meter.show(name, 0.0, "starts")
+        async with engine as target:
+            most = captured.most_together(self._requests)
+            limit = target.slots or _CONCURRENCY_MAX
+            player = experiment.Player(
+                target,
+                self._requests,
+                concurrency=min(options.concurrency or most, limit),
+                is_as_recorded=options.is_as_recorded,
+                on_answer=lambda done: self._meter.show(name, done / count, f"{done} answers"),
+            )
+            return await player.play(expected)
+
+
+def _daemon(where: Directories, model: str) -> experiment.Target:
+    """Return the running daemon as a target; raises NotRunning, SettingsInvalid."""
+    status = Client(where.control_socket).status()
+    found = urlsplit(status.url)
+    if status.tls_cert or found.hostname is None or found.port is None:
+        raise SettingsInvalid(
+            "a replay against a daemon with TLS is not possible",
+            hint="without --daemon, the replay starts an engine of its own",
+        )
+    endpoint = Endpoint(
+        host=f"[{found.hostname}]" if ":" in found.hostname else found.hostname, port=found.port
+    )
+    key = os.environ.get(KEY_VARIABLE, "")
+    return experiment.Target(lambda: EngineClient(endpoint, key), model, 0)

@@ -1,16 +1,28 @@
-"""Writes values into settings files, and remembers them so that they can be taken back. Pure."""
+"""Changes settings files of clients in place, and remembers the changes to take them back. Pure.
+
+The formats are JSON, TOML, YAML and NAME=VALUE. JSON may have comments (`//`, `/* */`) and a comma
+after the last member, as Zed and opencode allow.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+import re
+import shlex
+from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+import tomlkit
 from pydantic import TypeAdapter
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+from ruamel.yaml.util import load_yaml_guess_indent
+from tomlkit.exceptions import TOMLKitError
 
-from supervisor.clients import formats
 from supervisor.clients.client import (
     ABSENT,
     KEY_VARIABLE,
@@ -19,7 +31,305 @@ from supervisor.clients.client import (
     FileFormat,
     FileSettings,
     Place,
+    Step,
+    nest_value,
 )
+
+
+def get_from_tree(tree: Any, place: Place) -> Any:
+    """Return the value at a place, or ABSENT."""
+    for step in place:
+        if (key := _key(tree, step)) is ABSENT:
+            return ABSENT
+        tree = tree[key]
+    return tree
+
+
+def put_in_tree(tree: Any, place: Place, value: Any) -> None:
+    """Set a value; make the tables and lists that lead to it."""
+    for number, step in enumerate(place):
+        key, rest = _key(tree, step), place[number + 1 :]
+        if key is ABSENT:
+            _add(tree, step, nest_value(rest, value))
+            return
+        if not rest:
+            tree[key] = value
+            return
+        tree = tree[key]
+
+
+def drop_from_tree(tree: Any, place: Place) -> None:
+    """Remove a value that is there."""
+    *way, last = place
+    parent = get_from_tree(tree, tuple(way))
+    del parent[_key(parent, last)]
+
+
+def _key(tree: Any, step: Step) -> Any:
+    """Return the key or index of a step, or ABSENT; raises TypeError for another kind of value."""
+    if isinstance(step, str):
+        if not isinstance(tree, MutableMapping):
+            raise TypeError(f"{step} stands in no table")
+        return step if step in tree else ABSENT
+    if not isinstance(tree, MutableSequence):
+        raise TypeError(f"{step[1]} stands in no list")
+    name, value = step
+    items = (at for at, item in enumerate(tree) if isinstance(item, MutableMapping))
+    return next((at for at in items if tree[at].get(name) == value), ABSENT)
+
+
+def _add(tree: Any, step: Step, value: Any) -> None:
+    if isinstance(step, str):
+        tree[step] = value
+    else:
+        tree.append(value)
+
+
+_LINE: Final = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)")
+
+
+def read_env(text: str, place: Place) -> Any:
+    """Return the last value of a name, as a shell would."""
+    found = [match[2] for line in text.splitlines() if (match := _match_name(line, place))]
+    return "".join(shlex.split(found[-1])) if found else ABSENT
+
+
+def put_env(text: str, place: Place, value: Any) -> str:
+    line = f"{place[0]}={shlex.quote(str(value))}"
+    if read_env(text, place) is ABSENT:
+        end = "" if not text or text.endswith("\n") else "\n"
+        return f"{text}{end}{line}\n"
+    return _join_lines(
+        [line if _match_name(old_line, place) else old_line for old_line in text.splitlines()]
+    )
+
+
+def drop_env(text: str, place: Place) -> str:
+    return _join_lines([line for line in text.splitlines() if not _match_name(line, place)])
+
+
+def _match_name(line: str, place: Place) -> re.Match[str] | None:
+    found = _LINE.fullmatch(line)
+    return found if found and found[1] == place[0] else None
+
+
+def _join_lines(lines: list[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
+
+
+# Also a broken string, which the decoder refuses.
+_STRING: Final = r'"(?:[^"\\\n]|\\.)*+"?+'
+_STRINGS_AND_COMMENTS: Final = re.compile(rf"({_STRING})|//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
+# A comma after the last member or item; strings are skipped.
+_LAST_COMMA: Final = re.compile(rf"({_STRING}|[\]}}\w])(\s*),(?=\s*[\]}}])|{_STRING}")
+_DECODER: Final = json.JSONDecoder()
+_EMPTY: Final = "{\n}\n"
+_JSON_INDENT: Final = re.compile(r'^([ \t]+)"', re.MULTILINE)
+_SPACES: Final = "  "
+
+
+def read_json(text: str, place: Place) -> Any:
+    plain = _plain_json(text)
+    start, end, rest = _deepest(plain, place)
+    return ABSENT if rest else json.loads(plain[start:end])
+
+
+def put_json(text: str, place: Place, value: Any) -> str:
+    """Set a value; raises ValueError if a step of its place is in no object."""
+    text = text if text.strip() else _EMPTY
+    plain = _plain_json(text)
+    start, end, rest = _deepest(plain, place)
+    if not rest:
+        return text[:start] + _dump_json(text, _line_indent(text, start), value) + text[end:]
+    if plain[start] != "{":
+        raise ValueError(f"{rest[0]} stands in no object")
+    members, is_inline = _members(plain, start), "\n" not in text[start:end]
+    at = members[-1][3] if members else start + 1
+    indent = (
+        _line_indent(text, members[0][0]) if members else _line_indent(text, start) + _unit(text)
+    )
+    value = nest_value(rest[1:], value)
+    member = f"{json.dumps(rest[0])}: {_dump_json(text, indent, value)}"
+    before = ", " if members and is_inline else f"{',' if members else ''}\n{indent}"
+    after = text[at:]
+    if is_inline and not members:
+        after = f"\n{_line_indent(text, start)}{after.lstrip(' ')}"
+    return text[:at] + before + member + after
+
+
+def drop_json(text: str, place: Place) -> str:
+    """Remove a member with its comma, but no comment."""
+    plain = _plain_json(text)
+    parent = _deepest(plain, place[:-1])[0]
+    members = _members(plain, parent)
+    number = next(number for number, member in enumerate(members) if member[1] == place[-1])
+    start, _, _, end = members[number]
+    before = members[number - 1][3] if number else parent + 1
+    if number + 1 < len(members):
+        comma, after = _skip_blanks(plain, end), members[number + 1][0]
+        is_bare = not (text[end:comma] + text[comma + 1 : after]).strip()
+        end = after if is_bare else comma + 1
+    elif text[before:start].strip() == ("," if number else ""):
+        start = before
+    return text[:start] + text[end:]
+
+
+def _plain_json(text: str) -> str:
+    """Return JSON with each value where it stood: comments and last commas become blanks.
+
+    Raises ValueError, with the line.
+    """
+    if not text.strip():
+        return _EMPTY
+    bare = _STRINGS_AND_COMMENTS.sub(
+        lambda found: found[1] or re.sub(r"[^\n]", " ", found[0]), text
+    )
+    plain = _LAST_COMMA.sub(lambda found: f"{found[1]}{found[2]} " if found[1] else found[0], bare)
+    try:
+        json.loads(plain)
+    except RecursionError as error:
+        raise ValueError("line 1: too many levels") from error
+    return plain
+
+
+def _skip_blanks(plain: str, at: int) -> int:
+    while plain[at].isspace():
+        at += 1
+    return at
+
+
+def _members(plain: str, at: int) -> list[tuple[int, str, int, int]]:
+    """Return the members of the value at a position: start, name, and the value's range."""
+    members: list[tuple[int, str, int, int]] = []
+    if plain[at] != "{":
+        return members
+    at = _skip_blanks(plain, at + 1)
+    while plain[at] != "}":
+        name, colon = _DECODER.raw_decode(plain, at)
+        start = _skip_blanks(plain, _skip_blanks(plain, colon) + 1)
+        end = _DECODER.raw_decode(plain, start)[1]
+        members.append((at, name, start, end))
+        at = _skip_blanks(plain, end)
+        if plain[at] == ",":
+            at = _skip_blanks(plain, at + 1)
+    return members
+
+
+def _deepest(plain: str, place: Place) -> tuple[int, int, Place]:
+    """Return the range of the deepest value on the path to a place, and the rest of the path."""
+    start, end = _skip_blanks(plain, 0), len(plain.rstrip())
+    for number, step in enumerate(place):
+        found = [member for member in _members(plain, start) if member[1] == step]
+        if not found:
+            return start, end, place[number:]
+        _, _, start, end = found[-1]
+    return start, end, ()
+
+
+def _dump_json(text: str, indent: str, value: Any) -> str:
+    dumped = json.dumps(value, indent=_unit(text), ensure_ascii=False)
+    return dumped.replace("\n", f"\n{indent}")
+
+
+def _line_indent(text: str, at: int) -> str:
+    line = text[text.rfind("\n", 0, at) + 1 : at]
+    return line[: len(line) - len(line.lstrip())]
+
+
+def _unit(text: str) -> str:
+    found = _JSON_INDENT.search(text)
+    return found[1] if found else _SPACES
+
+
+def read_toml(text: str, place: Place) -> Any:
+    found = get_from_tree(_load_toml(text), place)
+    return found.unwrap() if hasattr(found, "unwrap") else found
+
+
+def put_toml(text: str, place: Place, value: Any) -> str:
+    document = _load_toml(text)
+    put_in_tree(document, place, value)
+    return tomlkit.dumps(document)
+
+
+def drop_toml(text: str, place: Place) -> str:
+    document = _load_toml(text)
+    drop_from_tree(document, place)
+    # tomlkit leaves the blank line before a table, also at the end of the file.
+    return tomlkit.dumps(document).rstrip("\n") + text[len(text.rstrip("\n")) :]
+
+
+def _load_toml(text: str) -> tomlkit.TOMLDocument:
+    try:
+        return tomlkit.parse(text)
+    except TOMLKitError as error:
+        raise ValueError(str(error)) from error
+
+
+_WIDTH: Final = 4096  # so wide that no line is broken
+_YAML_INDENT: Final = 2
+
+
+def read_yaml(text: str, place: Place) -> Any:
+    found = get_from_tree(_load_yaml(text, place), place)
+    return found if found is ABSENT else _plain_yaml(found)
+
+
+def put_yaml(text: str, place: Place, value: Any) -> str:
+    document = _load_yaml(text, place)
+    put_in_tree(document, place, value)
+    return _dump_yaml(document, text)
+
+
+def drop_yaml(text: str, place: Place) -> str:
+    document = _load_yaml(text, place)
+    drop_from_tree(document, place)
+    return _dump_yaml(document, text) if document else _comments(text)
+
+
+def _comments(text: str) -> str:
+    lines = text.splitlines(keepends=True)
+    return "".join(line for line in lines if line.lstrip().startswith("#"))
+
+
+def _load_yaml(text: str, place: Place) -> Any:
+    """Return the document; an empty text gives the list or table that the place needs."""
+    try:
+        document = _yaml().load(text)
+    except YAMLError as error:
+        raise ValueError(str(error)) from error
+    if document is None:
+        return [] if place and not isinstance(place[0], str) else {}
+    return document
+
+
+def _dump_yaml(document: Any, text: str) -> str:
+    yaml, stream = _yaml(), StringIO()
+    _, indent, offset = load_yaml_guess_indent(StringIO(text)) if text.strip() else (0, None, None)
+    sequence = (offset or 0) + _YAML_INDENT
+    yaml.indent(mapping=indent or _YAML_INDENT, sequence=sequence, offset=offset or 0)
+    yaml.dump(document, stream)
+    return stream.getvalue()
+
+
+def _yaml() -> YAML:
+    yaml = YAML(typ="rt")
+    yaml.preserve_quotes = True
+    yaml.width = _WIDTH
+    return yaml
+
+
+def _plain_yaml(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain_yaml(member) for key, member in value.items()}
+    if isinstance(value, list):
+        return [_plain_yaml(element) for element in value]
+    # Scalars keep their style in subclasses.
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    return value
+
 
 # For each format, functions that return the value at a place or ABSENT, the text with a value at a
 # place, and the text without the value at a place, which must exist. All raise ValueError for a
@@ -29,10 +339,10 @@ Texts = tuple[
 ]
 TEXTS: Final[Mapping[FileFormat, Texts]] = MappingProxyType(
     {
-        "json": (formats.read_json, formats.put_json, formats.drop_json),
-        "toml": (formats.read_toml, formats.put_toml, formats.drop_toml),
-        "yaml": (formats.read_yaml, formats.put_yaml, formats.drop_yaml),
-        "env": (formats.read_env, formats.put_env, formats.drop_env),
+        "json": (read_json, put_json, drop_json),
+        "toml": (read_toml, put_toml, drop_toml),
+        "yaml": (read_yaml, put_yaml, drop_yaml),
+        "env": (read_env, put_env, drop_env),
     }
 )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.clients import formats
+from supervisor.clients import journal
 from supervisor.clients.client import ABSENT, FileFormat
 from supervisor.clients.journal import TEXTS
 
@@ -30,43 +30,43 @@ ENV = "# my own\nexport A=1\nB='two words'\n"
 
 
 def test_a_value_before_the_first_table_is_one_of_the_file() -> None:
-    text = formats.put_toml(TOML, ("model",), "chat")
-    text = formats.put_toml(text, ("model_providers", "corral"), {"name": "x", "n": 1})
-    assert formats.read_toml(text, ("model",)) == "chat"
-    assert formats.read_toml(text, ("model_providers", "corral")) == {"name": "x", "n": 1}
-    assert formats.read_toml(text, ("projects", "/home/me")) == {"trust": True}
+    text = journal.put_toml(TOML, ("model",), "chat")
+    text = journal.put_toml(text, ("model_providers", "corral"), {"name": "x", "n": 1})
+    assert journal.read_toml(text, ("model",)) == "chat"
+    assert journal.read_toml(text, ("model_providers", "corral")) == {"name": "x", "n": 1}
+    assert journal.read_toml(text, ("projects", "/home/me")) == {"trust": True}
     assert "# always\n" in text
-    back = formats.drop_toml(formats.drop_toml(text, ("model",)), ("model_providers",))
+    back = journal.drop_toml(journal.drop_toml(text, ("model",)), ("model_providers",))
     assert back.split() == TOML.split()
 
 
 def test_an_item_of_a_list_is_found_by_its_name() -> None:
     place = "models", ("name", "ours")
-    text = formats.put_yaml(YAML, place, {"name": "ours", "model": "chat"})
-    assert formats.read_yaml(text, place) == {"name": "ours", "model": "chat"}
-    assert formats.read_yaml(text, (*place, "model")) == "chat"
-    changed = formats.put_yaml(text, place, {"name": "ours", "model": "other"})
-    assert formats.read_yaml(changed, ("models",)) == [
+    text = journal.put_yaml(YAML, place, {"name": "ours", "model": "chat"})
+    assert journal.read_yaml(text, place) == {"name": "ours", "model": "chat"}
+    assert journal.read_yaml(text, (*place, "model")) == "chat"
+    changed = journal.put_yaml(text, place, {"name": "ours", "model": "other"})
+    assert journal.read_yaml(changed, ("models",)) == [
         {"name": "other", "model": "x"},
         {"name": "ours", "model": "other"},
     ]
-    assert formats.drop_yaml(changed, place) == YAML
+    assert journal.drop_yaml(changed, place) == YAML
 
 
 def test_a_list_may_be_the_whole_file() -> None:
     place = (("model_id", "corral/chat"),)
-    text = formats.put_yaml("# my own\n", place, {"model_id": "corral/chat"})
-    assert formats.read_yaml(text, place) == {"model_id": "corral/chat"}
-    assert formats.drop_yaml(formats.put_yaml("", place, {"model_id": "corral/chat"}), place) == ""
+    text = journal.put_yaml("# my own\n", place, {"model_id": "corral/chat"})
+    assert journal.read_yaml(text, place) == {"model_id": "corral/chat"}
+    assert journal.drop_yaml(journal.put_yaml("", place, {"model_id": "corral/chat"}), place) == ""
 
 
 def test_variables_are_lines() -> None:
-    assert formats.read_env(ENV, ("A",)) == "1"
-    assert formats.read_env(ENV, ("B",)) == "two words"
-    assert formats.read_env(ENV, ("C",)) is ABSENT
-    text = formats.put_env(formats.put_env(ENV, ("C",), "a b"), ("A",), "2")
+    assert journal.read_env(ENV, ("A",)) == "1"
+    assert journal.read_env(ENV, ("B",)) == "two words"
+    assert journal.read_env(ENV, ("C",)) is ABSENT
+    text = journal.put_env(journal.put_env(ENV, ("C",), "a b"), ("A",), "2")
     assert text == "# my own\nA=2\nB='two words'\nC='a b'\n"
-    assert formats.drop_env(text, ("C",)) == "# my own\nA=2\nB='two words'\n"
+    assert journal.drop_env(text, ("C",)) == "# my own\nA=2\nB='two words'\n"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.clients.client import ABSENT
-from supervisor.clients.formats import drop_json, put_json, read_json
+from supervisor.clients.journal import drop_json, put_json, read_json
 
 COMMENTED = """\
 // Zed settings
