@@ -474,11 +474,8 @@ class RemotePrefixes:
             self._holders.popitem(last=False)
 
     def forget(self, instance: str) -> None:
-        for turn_hash in [
-            turn_hash for turn_hash, held in self._holders.items() if instance in held
-        ]:
-            holders = self._holders[turn_hash]
-            del holders[instance]
+        for turn_hash, holders in tuple(self._holders.items()):
+            holders.pop(instance, None)
             if not holders:
                 del self._holders[turn_hash]
 

@@ -176,7 +176,7 @@ class HostCache:
         self._latest: dict[object, _Copy] = {}
         self._moves: dict[object, _Move] = {}
         self._count = count()
-        self._used_bytes = 0.0
+        self.used_bytes = 0.0
         self._evicted = EvictedConversations()
         self._hit_share = 1.0
 
@@ -187,10 +187,6 @@ class HostCache:
     @property
     def conversations(self) -> int:
         return len(self._latest)
-
-    @property
-    def used_bytes(self) -> float:
-        return self._used_bytes
 
     @property
     def is_trusted(self) -> bool:
@@ -220,7 +216,7 @@ class HostCache:
             return 1.0
         if self._evicted.absent_share is not None:
             return self._evicted.absent_share
-        seen_bytes = self._used_bytes + self._evicted.size_bytes
+        seen_bytes = self.used_bytes + self._evicted.size_bytes
         return seen_bytes / (seen_bytes + self._limit_bytes - size_bytes) if seen_bytes else 0.0
 
     # What happens.
@@ -317,11 +313,11 @@ class HostCache:
     def _append(self, copy: _Copy) -> None:
         self._copies[copy] = None
         self._latest[copy.conversation] = copy
-        self._used_bytes += copy.size_bytes
+        self.used_bytes += copy.size_bytes
 
     def _make_room(self, size_bytes: float) -> None:
         full_bytes = self._limit_bytes - size_bytes
-        while self._copies and (self._used_bytes > full_bytes or len(self._copies) >= _COPIES_MAX):
+        while self._copies and (self.used_bytes > full_bytes or len(self._copies) >= _COPIES_MAX):
             oldest = next(iter(self._copies))
             is_latest = self._latest.get(oldest.conversation) is oldest
             self._remove(oldest)
@@ -330,7 +326,7 @@ class HostCache:
 
     def _remove(self, copy: _Copy) -> None:
         del self._copies[copy]
-        self._used_bytes -= copy.size_bytes
+        self.used_bytes -= copy.size_bytes
         if self._latest.get(copy.conversation) is copy:
             del self._latest[copy.conversation]
 

@@ -29,7 +29,7 @@ from proxy.cache.holders import (
     SlotFileIndex,
 )
 from proxy.cache.host_cache import HostCache, SlotContent
-from proxy.cache.miss_cause import RecentPrompts, client_hash
+from proxy.cache.miss_cause import RecentPrompts
 from proxy.cache.prompt import BLOCK_TOKENS, Prompt, toggle_model_name
 from proxy.cache.remote_prefixes import PrefixDigests
 from proxy.cache.slot_map import SlotMap
@@ -56,12 +56,6 @@ class CacheHint:
     def cached_tokens(self, instances: int) -> int:
         return most_tokens(self.cached, instances)
 
-    def held_tokens(self, instances: int) -> int:
-        return most_tokens(self.held, instances)
-
-    def saved_tokens(self, instances: int) -> int:
-        return most_tokens(self.saved, instances)
-
 
 NO_HINT: Final = CacheHint()
 
@@ -72,21 +66,16 @@ def most_tokens(levels: Levels, instances: int) -> int:
 
 def limit_levels(levels: Levels, some: int, tokens_max: int) -> list[tuple[int, int]]:
     """Return the levels after limiting the instances in `some` to `tokens_max` tokens."""
-    found = []
-    for tokens, holders in levels:
-        found.append((tokens, holders & ~some if tokens > tokens_max else holders))
-        if tokens > tokens_max:
-            found.append((tokens_max, holders & some))
-    return sorted(
-        ((tokens, holders) for tokens, holders in found if tokens and holders), reverse=True
-    )
+    kept = [(tokens, holders & ~some) for tokens, holders in levels]
+    limited = [(min(tokens, tokens_max), holders & some) for tokens, holders in levels]
+    return merge_levels(kept, limited)
 
 
 def merge_levels(levels: Levels, other: Levels) -> list[tuple[int, int]]:
     """Return for each instance the larger of its tokens in two levels."""
     found, seen = [], 0
     for tokens, holders in sorted((*levels, *other), reverse=True):
-        if some := holders & ~seen:
+        if tokens and (some := holders & ~seen):
             found.append((tokens, some))
         seen |= holders
     return found
@@ -255,9 +244,6 @@ class PrefixIndex:
         hashes = () if has_later_turn else tuple(conversation.turn_hashes)
         return ConversationFingerprint(hashes, content.blocks)
 
-    def own_blocks(self, model: str, client: str, prompt: Prompt) -> int:
-        return self.recent.own_blocks(client_hash(model, client), prompt)
-
     def turns(self, request_id: str | None, number: int | None) -> Collection[int]:
         """Return the turn hashes of the conversation of a request, or of that number, if known."""
         found = self.recent.find_conversation(request_id, number)
@@ -372,20 +358,12 @@ class PrefixIndex:
         )
 
     def _saved_prefixes(self, prompt: Prompt, session: int | None) -> list[tuple[int, int]]:
-        if not len(self.files):
-            return []
-        by_key: dict[str, int] = {}
-        for run in self.with_files.values():
-            by_key[run.cache_key] = by_key.get(run.cache_key, 0) | run.bit
-        found = [(self.files.find(key, prompt, session), runs) for key, runs in by_key.items()]
-        return sorted(
-            (
-                (conversation.worth_tokens, runs)
-                for conversation, runs in found
-                if conversation and conversation.worth_tokens > 0
-            ),
-            reverse=True,
-        )
+        by_key: defaultdict[str, int] = defaultdict(int)
+        for run in self.with_files.values() if len(self.files) else ():
+            by_key[run.cache_key] |= run.bit
+        found = ((self.files.find(key, prompt, session), runs) for key, runs in by_key.items())
+        worth = [(saved.worth_tokens, runs) for saved, runs in found if saved]
+        return sorted(((tokens, runs) for tokens, runs in worth if tokens > 0), reverse=True)
 
     def _add_remote(
         self, prompt: Prompt, owner: str | None, cached: Levels

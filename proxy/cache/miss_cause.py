@@ -320,15 +320,15 @@ class RecentPrompts:
                 return conversation
         return None
 
-    def count_repetitions(self, client: int, cause: str) -> int:
-        """Count a miss; return how many successive requests of the client had the same cause."""
+    def count_repetitions(self, client: int, cause: str | None) -> int:
+        """Count a miss; return how many successive requests of the client had the same cause.
+
+        `cause` is None for a request that ends a repetition.
+        """
         found = self._client(client)
-        found.repeated = found.repeated + 1 if found.cause == cause else 1
+        found.repeated = found.repeated + 1 if cause and found.cause == cause else 1
         found.cause = cause
         return found.repeated
-
-    def ends_repetition(self, client: int) -> None:
-        self._client(client).cause = None
 
     def _client(self, client: int) -> _Client:
         found = self._clients.get(client)

@@ -38,18 +38,17 @@ from proxy.upstream.endpoint_kinds import EndpointKind
 
 Role = Literal["tools", "system", "user", "assistant", "tool", "text"]
 
-# By the first byte of a part: of its role, or the separator if it has none, like tools.
-_ROLES: Final[Mapping[int, Role]] = MappingProxyType(
-    {
-        0x1F: "tools",
-        ord("s"): "system",
-        ord("d"): "system",  # developer
-        ord("u"): "user",
-        ord("a"): "assistant",
-        ord("t"): "tool",
-        ord("f"): "tool",  # function
-    }
-)
+# By the first byte of a part: of its role (developer is a system's, function a tool's), or the
+# separator if it has none, like tools.
+_ROLES: Final[Mapping[int, Role]] = {
+    0x1F: "tools",
+    ord("s"): "system",
+    ord("d"): "system",
+    ord("u"): "user",
+    ord("a"): "assistant",
+    ord("t"): "tool",
+    ord("f"): "tool",
+}
 
 
 # First bytes of the parts that conversations have in common: tools and system prompts.

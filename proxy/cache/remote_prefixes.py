@@ -59,21 +59,16 @@ class Digest:
 def read_digest(body: bytes) -> Digest:
     """Parse a digest; raise UnreadableDigest if it is malformed or exceeds the limits."""
     try:
-        content = orjson.loads(body)
-        models, cursor, is_whole = content["models"], content["cursor"], content["whole"]
-        is_ours = content["format"] == _FORMAT and len(models) <= _MODELS_MAX
-        hashes = {model: _unpack_hashes(text) for model, text in models.items()}
-    except (ValueError, TypeError, KeyError, AttributeError, Error) as error:
+        match orjson.loads(body):
+            case {"format": 1, "cursor": str(cursor), "whole": is_whole, "models": dict(models)}:
+                hashes = {model: _unpack_hashes(text) for model, text in models.items()}
+                count = sum(map(len, hashes.values()))
+                is_short = len(cursor) <= _CURSOR_MAX_CHARACTERS and len(models) <= _MODELS_MAX
+                if is_short and count <= HASHES_MAX:
+                    return Digest(cursor, is_whole is True, hashes)
+    except (ValueError, TypeError, Error) as error:
         raise UnreadableDigest("not a digest") from error
-    count = sum(map(len, hashes.values()))
-    if not (
-        is_ours
-        and isinstance(cursor, str)
-        and len(cursor) <= _CURSOR_MAX_CHARACTERS
-        and count <= HASHES_MAX
-    ):
-        raise UnreadableDigest("not a digest of this format")
-    return Digest(cursor, is_whole is True, hashes)
+    raise UnreadableDigest("not a digest of this format")
 
 
 def _unpack_hashes(text: str) -> tuple[int, ...]:

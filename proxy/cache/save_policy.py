@@ -97,18 +97,13 @@ class CountedStorage:
 
     def __init__(self) -> None:
         self._storages: dict[str, tuple[str, SlotFileStorage]] = {}  # by instance, with its model
-        self._counts: dict[str, ModelCounts] = {}
+        self.counts: dict[str, ModelCounts] = {}  # By model; those without operations are missing.
 
     def add(self, instance: str, model: str, storage: SlotFileStorage) -> None:
         self._storages[instance] = model, storage
 
     def forget(self, instance: str) -> None:
         self._storages.pop(instance, None)
-
-    @property
-    def counts(self) -> Mapping[str, ModelCounts]:
-        """Counts by model; models without operations are missing."""
-        return self._counts
 
     def may_save(self, instance: str, size_bytes: float, /) -> bool:
         _, storage = self._storages.get(instance, ("", None))
@@ -129,7 +124,7 @@ class CountedStorage:
         return self._note("restore", model, await storage.restore(instance, id_slot, name))
 
     def _note(self, operation: Operation, model: str, transfer: Transfer | None) -> Transfer | None:
-        self._counts.setdefault(model, no_counts())[operation].note(transfer)
+        self.counts.setdefault(model, no_counts())[operation].note(transfer)
         return transfer
 
 

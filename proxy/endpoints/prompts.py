@@ -15,6 +15,7 @@ from aiohttp import web
 from prometheus_client import Metric
 
 from proxy.auth.api_keys import KEY, visible_client
+from proxy.cache.miss_cause import client_hash
 from proxy.cache.prompt import BLOCK_TOKENS, Prompt, read_prompt
 from proxy.common.headers import RESPONSE_HEADERS
 from proxy.endpoints.feature import Core, Feature
@@ -174,7 +175,9 @@ class WarmEndpoint(Feature):
         record.client, record.path, record.model = client, request.path, model
         record.kind, record.priority, record.status = EndpointKind.CHAT, "batch", HTTPStatus.OK
         if prompt and visible_client(request) is not None:
-            most = BLOCK_TOKENS * self._core.router.cache.own_blocks(model, client, prompt)
+            most = BLOCK_TOKENS * self._core.router.cache.recent.own_blocks(
+                client_hash(model, client), prompt
+            )
             warmed = [result.with_cached(most) for result in warmed]
         data = [
             {"instance": result.instance, "tokens": result.tokens, "cached": result.cached_tokens}

@@ -109,23 +109,18 @@ class ModelNames:
         self._by_name: dict[str, ResolvedModel] = {}
         self._visible: dict[frozenset[str], ModelNames] = {}
         for info in self.model_infos:
-            resolved = ResolvedModel(info)
             for name in info.own_names:
-                self._by_name.setdefault(name, resolved)
+                self._by_name.setdefault(name, ResolvedModel(info))
         for info in self.model_infos:
-            if info.variants or info.remote_variants or info.adapters:
-                self._add_further_names(info)
-
-    def _add_further_names(self, info: ModelInfo) -> None:
-        for name in info.own_names:
-            if self._by_name[name].model_info is info:
-                self._add_variants(name, ResolvedModel(info))
-        for name, adapter in product((info.id, *info.aliases), info.usable_adapters):
-            taken = self._by_name.get(name)
-            full_name = f"{name}{MARK}{adapter.name}"
-            if (taken is None or taken.model_info is info) and full_name not in self._by_name:
-                found = self._by_name[full_name] = ResolvedModel(info, adapter=adapter.name)
-                self._add_variants(full_name, found)
+            for name in info.own_names:
+                if self._by_name[name].model_info is info:
+                    self._add_variants(name, ResolvedModel(info))
+            for name, adapter in product((info.id, *info.aliases), info.usable_adapters):
+                taken = self._by_name.get(name)
+                full_name = f"{name}{MARK}{adapter.name}"
+                if (taken is None or taken.model_info is info) and full_name not in self._by_name:
+                    found = self._by_name[full_name] = ResolvedModel(info, adapter=adapter.name)
+                    self._add_variants(full_name, found)
 
     def _add_variants(self, name: str, base: ResolvedModel) -> None:
         for variant, members in base.model_info.variants.items():

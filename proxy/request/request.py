@@ -287,7 +287,7 @@ def json_request(
     members = members_of(body)
     pick = names.resolve(named_model(members) or named)
     applied = pick.variant.apply_to(members) if pick.variant and kind.takes_variants else members
-    stays_s = keep_alive_s(applied) if kind.takes_slot else None
+    stays_s = keep_alive_s(applied) if KEEP_ALIVE in applied and kind.takes_slot else None
     forwarded = applied
     if not _OURS.isdisjoint(applied):
         forwarded = {name: value for name, value in applied.items() if name not in _OURS}

@@ -104,11 +104,7 @@ class ResponseStore:
         return next((item for item in items if _id_of(item) == item_id), None)
 
     def add(
-        self,
-        owner: str,
-        given: Items,
-        response: Mapping[str, Any],
-        previous: StoredResponse | None,
+        self, owner: str, given: Items, response: Mapping[str, Any], previous: StoredResponse | None
     ) -> None:
         """Store a response to the given items."""
         stored = StoredResponse(

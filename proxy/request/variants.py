@@ -68,10 +68,6 @@ def check_fixed(members: Mapping[str, Any], model: str) -> None:
         )
 
 
-def names_of(adapters: Adapters) -> str:
-    return ", ".join(adapter.name for adapter in adapters)
-
-
 def _complete_scales(given: object, adapters: Adapters) -> object:
     scales = [0.0] * len(adapters)
     for adapter in given if isinstance(given, list) else ():
@@ -89,7 +85,8 @@ def _place(wanted: object, adapters: Adapters) -> int | None:
     if isinstance(name := wanted.get("name"), str):
         found = [at for at, adapter in enumerate(adapters) if adapter.name == name]
         if not found:
-            raise BadRequest(f"the model has no adapter {name!r}; it has {names_of(adapters)}")
+            names = ", ".join(adapter.name for adapter in adapters)
+            raise BadRequest(f"the model has no adapter {name!r}; it has {names}")
         return found[0]
     number = wanted.get("id")
     if not isinstance(number, int) or isinstance(number, bool):

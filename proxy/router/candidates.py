@@ -36,7 +36,7 @@ from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
-from proxy.cache.index import CacheHint
+from proxy.cache.index import CacheHint, most_tokens
 from proxy.cache.prompt import session_hash
 from proxy.request.request import ProxyRequest
 from proxy.router.lease import RoutingTarget
@@ -273,7 +273,7 @@ class _ByCache:
 
     def _worth_s(self, owner: RoutingTarget, other: RoutingTarget) -> float:
         """Return the longest wait for the owner that costs no more than a move to `other`."""
-        unsaved = self._hint.cached_tokens(owner.bit) - self._hint.saved_tokens(owner.bit)
+        unsaved = self._hint.cached_tokens(owner.bit) - most_tokens(self._hint.saved, owner.bit)
         there_s = _SOONER * self._prefilled_in_s(other) + self._decode_s(other)
         return there_s + unsaved / owner.rates.prefill_tps - self._answered_in_s(owner)
 

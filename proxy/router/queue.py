@@ -38,7 +38,7 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import Final
 
-from proxy.cache.index import CacheHint, PrefixIndex
+from proxy.cache.index import CacheHint, PrefixIndex, most_tokens
 from proxy.cache.prompt import BLOCK_TOKENS, Prompt, session_hash, shared_blocks
 from proxy.request.request import Priority, ProxyRequest
 from proxy.router.candidates import Candidates, LeaseTimes
@@ -463,7 +463,7 @@ class SlotAssignment:
         lease.queued_s = now_s - queued.joined_at_s
         lease.position = queued.position
         if prompt:
-            lease.expected_cached = hint.held_tokens(instance.bit)
+            lease.expected_cached = most_tokens(hint.held, instance.bit)
             lease.is_continued = hint.conversation is not None
             lease.has_awaited_owner = queued.awaited is not None
             conversation = self._prefix_index.assign(

@@ -20,6 +20,7 @@ from typing import Final
 
 from proxy.cache.fingerprint import ConversationFingerprint, RestoredSlot, SlotFile
 from proxy.cache.index import PrefixIndex
+from proxy.cache.miss_cause import client_hash
 from proxy.cache.prompt import Prompt
 from proxy.cache.save_policy import CountedStorage, SlotFileStorage
 from proxy.cache.slot_map import Slot
@@ -329,7 +330,8 @@ class Router:
         """Return a request for an estimate that uses only cache content of its own key."""
         if (prompt := request.prompt) is None or not request.owner.name:
             return request
-        blocks = self.cache.own_blocks(request.model, request.client, prompt)
+        client = client_hash(request.model, request.client)
+        blocks = self.cache.recent.own_blocks(client, prompt)
         return replace(request, prompt=prompt.known_to(blocks))
 
     # A request.

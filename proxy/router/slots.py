@@ -452,10 +452,8 @@ class CacheFindings:
             found = found.without_file(self._no_file(lease, known))
         recent = recent_prompt(request.request_id, run, prompt, reply, (now_s, tokens), client)
         self._recent.add(conversation, recent)
-        if found.cause in BY_CLIENT:
-            return found.repeating(self._recent.count_repetitions(client, found.cause))
-        self._recent.ends_repetition(client)
-        return found
+        cause = found.cause if found.cause in BY_CLIENT else None
+        return found.repeating(self._recent.count_repetitions(client, cause))
 
     def _own_tokens(self, lease: Lease, prompt: Prompt, tokens: int) -> int:
         """Return the tokens of a prompt that requests of the same key can have left in caches."""

@@ -94,26 +94,6 @@ class UpstreamResponse(asyncio.Protocol):
         BadRequest: The header of the request contains a line break or a NUL.
     """
 
-    __slots__ = (
-        "_failure",
-        "_held",
-        "_held_bytes",
-        "_is_paused",
-        "_loop",
-        "_parser",
-        "_request",
-        "_settings",
-        "_take",
-        "_timer",
-        "_transport",
-        "_upstream",
-        "_waiter",
-        "_waiting_since_s",
-        "headers",
-        "is_read",
-        "status",
-    )
-
     def __init__(
         self, upstream: Upstream, upstream_request: UpstreamRequest, settings: ProxySettings
     ) -> None:
@@ -344,12 +324,9 @@ def _enable_keepalive(connection: socket.socket) -> None:
     Source: Linux, tcp(7).
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (
-        ("TCP_KEEPIDLE", _ALIVE_S),
-        ("TCP_KEEPINTVL", _PROBE_INTERVAL_S),
-        ("TCP_KEEPCNT", 3),
-        ("TCP_USER_TIMEOUT", 1000 * (_ALIVE_S + 3 * _PROBE_INTERVAL_S)),
-    ):
+    silence_ms = 1000 * (_ALIVE_S + 3 * _PROBE_INTERVAL_S)
+    options = {"TCP_KEEPIDLE": _ALIVE_S, "TCP_KEEPINTVL": _PROBE_INTERVAL_S, "TCP_KEEPCNT": 3}
+    for name, value in {**options, "TCP_USER_TIMEOUT": silence_ms}.items():
         if option := getattr(socket, name, None):  # some systems lack some of them
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
 

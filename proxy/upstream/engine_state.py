@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from proxy.common.headers import JSON
 from proxy.errors import ProxyError, UpstreamFailed, UpstreamTimeout
 from proxy.settings import ProxySettings
-from proxy.upstream.client import UpstreamRequest, fetch, get_request
+from proxy.upstream.client import FetchedBody, UpstreamRequest, fetch, get_request
 from proxy.upstream.upstream import Upstream
 
 _TIMEOUT_S: Final = 2.0
@@ -72,11 +72,9 @@ async def refresh_slots(upstream: Upstream, slots: Iterable[int], settings: Prox
     """
 
     async def refresh(slot: int) -> None:
-        body = orjson.dumps({"prompt": [[]], "n_predict": 0, "id_slot": slot})
-        headers = CIMultiDict({"Content-Type": JSON})
-        upstream_request = UpstreamRequest("POST", "/completion", "", headers, body)
         with suppress(ProxyError):
-            await fetch(upstream, upstream_request, settings, _REFRESH_TIMEOUT_S, _MAX_BYTES)
+            members = {"prompt": [[]], "n_predict": 0, "id_slot": slot}
+            await _complete(upstream, members, settings, _REFRESH_TIMEOUT_S)
 
     async with asyncio.TaskGroup() as group:
         for slot in slots:
@@ -91,14 +89,19 @@ async def clear_slots(upstream: Upstream, settings: ProxySettings) -> None:
 
     Source: measured on build 10434, also for models that make vectors.
     """
-    headers = CIMultiDict({"Content-Type": JSON})
     for slot in range(upstream.slots):
         members = {"prompt": [0], "n_predict": 0, "cache_prompt": False, "id_slot": slot}
-        body = orjson.dumps(members)
-        upstream_request = UpstreamRequest("POST", "/completion", "", headers.copy(), body)
-        page = await fetch(upstream, upstream_request, settings, _CLEAR_TIMEOUT_S, _MAX_BYTES)
+        page = await _complete(upstream, members, settings, _CLEAR_TIMEOUT_S)
         if page.status != HTTPStatus.OK:
             raise UpstreamFailed(f"{upstream.name} did not clear what its slots hold of other keys")
+
+
+async def _complete(
+    upstream: Upstream, members: Mapping[str, Any], settings: ProxySettings, timeout_s: float
+) -> FetchedBody:
+    headers = CIMultiDict({"Content-Type": JSON})
+    request = UpstreamRequest("POST", "/completion", "", headers, orjson.dumps(members))
+    return await fetch(upstream, request, settings, timeout_s, _MAX_BYTES)
 
 
 def parse_slots(page: bytes) -> list[SlotState] | None:

@@ -36,11 +36,10 @@ class InvalidEvent(Exception):
 
 
 class Splitter:
-    """Splits a stream into events of at most `max_bytes`."""
+    """Splits a stream into events of at most `EVENT_MAX_BYTES`."""
 
-    def __init__(self, max_bytes: int = EVENT_MAX_BYTES) -> None:
+    def __init__(self) -> None:
         self._rest = b""
-        self._max_bytes = max_bytes
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Add the next bytes; return the events that they complete.
@@ -57,8 +56,8 @@ class Splitter:
         else:  # the engine's format; five times as fast as the regular expression
             *whole, self._rest = stream.split(b"\n\n")
             events = [event + b"\n\n" for event in whole]
-        if len(stream) > self._max_bytes < max(len(self._rest), *map(len, events), 0):
-            raise InvalidEvent(f"an event is longer than {self._max_bytes} bytes")
+        if len(stream) > EVENT_MAX_BYTES < max(len(self._rest), *map(len, events), 0):
+            raise InvalidEvent(f"an event is longer than {EVENT_MAX_BYTES} bytes")
         return events
 
     def take_rest(self) -> bytes:
@@ -155,18 +154,6 @@ class InvalidResponse(Exception):
 
 class Response:
     """One response."""
-
-    __slots__ = (
-        "_expects",
-        "_framing",
-        "_left_bytes",
-        "_method",
-        "_rest",
-        "_spent_bytes",
-        "headers",
-        "is_over",
-        "status",
-    )
 
     def __init__(self, method: str) -> None:
         self.status = 0  # 0 until the header is complete.

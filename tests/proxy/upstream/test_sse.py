@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.upstream import http1
 from proxy.upstream.http1 import InvalidEvent, Splitter, data_of, members_of, objects_of
 
 EVENTS = [b"data: 1\n\n", b":\n\n", b"event: a\r\ndata: 2\r\n\r\n", b"data: 3\r\r", b"data: 4\n\n"]
@@ -34,16 +35,20 @@ def test_half_an_event_is_kept_until_it_is_whole() -> None:
     assert splitter.take_rest() == b""
 
 
-def test_an_event_without_end_is_given_up() -> None:
-    splitter = Splitter(max_bytes=100)
+def test_an_event_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http1, "EVENT_MAX_BYTES", 100)
+    splitter = Splitter()
     splitter.feed(b"data: " + b"x" * 90)
     with pytest.raises(InvalidEvent, match="longer than 100 bytes"):
         splitter.feed(b"x" * 5)
 
 
-def test_an_event_too_long_is_not_taken_because_its_end_came_with_it() -> None:
+def test_an_event_too_long_is_not_taken_because_its_end_came_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http1, "EVENT_MAX_BYTES", 10)
     with pytest.raises(InvalidEvent, match="longer"):
-        Splitter(max_bytes=10).feed(b"data: " + b"x" * 90 + b"\n\n")
+        Splitter().feed(b"data: " + b"x" * 90 + b"\n\n")
 
 
 def test_data_over_several_lines_is_one() -> None:
