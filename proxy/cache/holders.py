@@ -441,9 +441,8 @@ def _resumable(file: SlotFile) -> Sequence[int]:
 
 def _bits(holders: int, most: int) -> Iterable[int]:
     while holders and most:
-        bit = holders & -holders
-        yield bit
-        holders ^= bit
+        yield holders & -holders
+        holders &= holders - 1
         most -= 1
 
 

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import itemgetter
-from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
 
 from xxhash import xxh3_64_intdigest
@@ -87,17 +86,17 @@ CacheKind = Literal["any", "window", "recurrent"]
 # Two conversations of a client may differ in these, and share the rest.
 _COMMON_CAUSES: Final = frozenset({Cause.SYSTEM_PROMPT_CHANGED, Cause.TOOLS_CHANGED})
 
-_LOST_WITH: Final[Mapping[CachePlace, Cause]] = MappingProxyType(
-    {
-        "busy": Cause.SLOT_BUSY,
-        "other": Cause.OTHER_INSTANCE,
-        "crashed": Cause.ENGINE_RESTARTED,
-        "unloaded": Cause.MODEL_UNLOADED,
-    }
-)
-_LIMITED_BY: Final[Mapping[CacheKind, Cause]] = MappingProxyType(
-    {"any": Cause.NOT_FOUND, "window": Cause.SLIDING_WINDOW, "recurrent": Cause.RECURRENT_STATE}
-)
+_LOST_WITH: Final[Mapping[CachePlace, Cause]] = {
+    "busy": Cause.SLOT_BUSY,
+    "other": Cause.OTHER_INSTANCE,
+    "crashed": Cause.ENGINE_RESTARTED,
+    "unloaded": Cause.MODEL_UNLOADED,
+}
+_LIMITED_BY: Final[Mapping[CacheKind, Cause]] = {
+    "any": Cause.NOT_FOUND,
+    "window": Cause.SLIDING_WINDOW,
+    "recurrent": Cause.RECURRENT_STATE,
+}
 
 
 class CacheFacts(NamedTuple):

@@ -28,7 +28,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
 
 import orjson
@@ -98,8 +97,8 @@ _Numbered = tuple[int, Part]
 _UNSEEN: Final = frozenset({"thinking", "redacted_thinking", "reasoning"})
 _TEXTS: Final = frozenset({"text", "input_text", "output_text", "refusal"})
 # By the type of an item, the member with its content.
-_CALLS: Final = MappingProxyType({"tool_use": "input", "function_call": "arguments"})
-_RESULTS: Final = MappingProxyType({"tool_result": "content", "function_call_output": "output"})
+_CALLS: Final = {"tool_use": "input", "function_call": "arguments"}
+_RESULTS: Final = {"tool_result": "content", "function_call_output": "output"}
 _MEDIA: Final = frozenset({"image_url", "input_image", "image", "input_audio", "input_video"})
 _DATA_HASH_BYTES: Final = 16
 # A picture has 256 tokens and more: Gemma 3 makes 256 of each, LLaVA 1.5 576.
@@ -267,20 +266,16 @@ def _number(hasher: hashlib.blake2b) -> int:
 
 
 # The members with the system prompt and the messages, and those with texts.
-_CONVERSATIONS: Final = MappingProxyType(
-    {
-        EndpointKind.CHAT: ("", "messages"),
-        EndpointKind.MESSAGES: ("system", "messages"),
-        EndpointKind.RESPONSES: ("instructions", "input"),
-    }
-)
-_PROMPTS: Final = MappingProxyType(
-    {
-        EndpointKind.COMPLETION: ("prompt",),
-        EndpointKind.LLAMA_COMPLETION: ("prompt",),
-        EndpointKind.INFILL: ("input_prefix", "input_suffix", "prompt"),
-    }
-)
+_CONVERSATIONS: Final = {
+    EndpointKind.CHAT: ("", "messages"),
+    EndpointKind.MESSAGES: ("system", "messages"),
+    EndpointKind.RESPONSES: ("instructions", "input"),
+}
+_PROMPTS: Final = {
+    EndpointKind.COMPLETION: ("prompt",),
+    EndpointKind.LLAMA_COMPLETION: ("prompt",),
+    EndpointKind.INFILL: ("input_prefix", "input_suffix", "prompt"),
+}
 
 
 def _numbered_parts(kind: EndpointKind, members: Mapping[str, Any]) -> list[_Numbered]:

@@ -14,7 +14,7 @@ import struct
 from base64 import b64decode, b64encode
 from binascii import Error
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -126,19 +126,14 @@ class PrefixDigests:
         if not is_whole and since >= self._number:
             return None
         found: dict[str, list[int]] = {model: [] for model in models}
-        for model, turn_hash in self._latest(since, client):
-            if model in found:
-                found[model].append(turn_hash)
-        hashes = {model: tuple(reversed(hashes)) for model, hashes in found.items() if hashes}
-        return Digest(f"{self._run}-{self._number}", is_whole, hashes)
-
-    def _latest(self, since: int, client: str | None) -> Iterator[tuple[str, int]]:
         oldest_s = self._clock() - EXPIRES_S
         for (owner, model, turn_hash), (number, at_s, _) in reversed(self._entries.items()):
             if number <= since or at_s < oldest_s:
-                return
-            if client is None or owner == client:
-                yield model, turn_hash
+                break
+            if model in found and client in {None, owner}:
+                found[model].append(turn_hash)
+        hashes = {model: tuple(reversed(hashes)) for model, hashes in found.items() if hashes}
+        return Digest(f"{self._run}-{self._number}", is_whole, hashes)
 
     def _add(self, key: tuple[str, str, int], instance: str, now_s: float) -> None:
         _, noted_at_s, holder = self._entries.get(key, (0, -EXPIRES_S, ""))

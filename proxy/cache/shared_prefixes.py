@@ -16,7 +16,6 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
-from types import MappingProxyType
 from typing import Any, Final
 
 from proxy.cache.prompt import BLOCK_BYTES, Prompt, json_bytes, message_parts, read_prompt
@@ -44,7 +43,7 @@ _SHAPING: Final = (
     "reasoning_effort",
     "response_format",
 )
-_CUSTOM_TOOL: Final = frozenset({"name", "description", "input_schema", "type", "cache_control"})
+_MORE: Final = frozenset({"description", "type", "cache_control"})
 
 Message = Mapping[str, Any]
 
@@ -147,13 +146,11 @@ def _responses(members: Mapping[str, Any]) -> _Prefix | None:
     return _split([{"role": "system", "content": instructions}, *behind], shaping)
 
 
-_READERS: Final = MappingProxyType(
-    {
-        EndpointKind.CHAT: _chat,
-        EndpointKind.MESSAGES: _anthropic,
-        EndpointKind.RESPONSES: _responses,
-    }
-)
+_READERS: Final = {
+    EndpointKind.CHAT: _chat,
+    EndpointKind.MESSAGES: _anthropic,
+    EndpointKind.RESPONSES: _responses,
+}
 
 
 def _split(messages: object, shaping: Mapping[str, Any]) -> _Prefix | None:
@@ -201,29 +198,20 @@ def _functions(tools: object) -> list[dict[str, Any]] | None:
     """Return Anthropic's tools in OpenAI's form; None if one has more than a name and a schema."""
     if tools is None:
         return []
-    if not isinstance(tools, list) or not all(map(_is_plain, tools)):
-        return None
-    return [
-        {
-            "type": "function",
-            "function": {
-                "name": tool["name"],
-                "description": tool.get("description", ""),
-                "parameters": tool["input_schema"],
-            },
-        }
-        for tool in tools
-    ]
+    found = [_function(tool) for tool in tools] if isinstance(tools, list) else [None]
+    functions = [function for function in found if function]
+    return functions if len(functions) == len(found) else None
 
 
-def _is_plain(tool: object) -> bool:
-    if not isinstance(tool, dict) or not tool.keys() <= _CUSTOM_TOOL:
-        return False
-    texts = (tool.get("name"), tool.get("description", ""))
-    is_custom = tool.get("type", "custom") == "custom" and isinstance(
-        tool.get("input_schema"), dict
-    )
-    return is_custom and all(isinstance(text, str) for text in texts)
+def _function(tool: object) -> dict[str, Any] | None:
+    match tool:
+        case {"name": str(name), "input_schema": dict(schema), **rest}:
+            text = rest.get("description", "")
+            is_custom = rest.get("type", "custom") == "custom" and isinstance(text, str)
+            if is_custom and rest.keys() <= _MORE:
+                function = {"name": name, "description": text, "parameters": schema}
+                return {"type": "function", "function": function}
+    return None
 
 
 def _blocks_before(prompt: Prompt, message: int) -> tuple[int, ...]:

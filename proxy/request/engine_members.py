@@ -106,38 +106,28 @@ def _response_format(members: Mapping[str, Any]) -> dict[str, Any] | None:
 def _input(items: object) -> list[Any] | None:
     if not isinstance(items, list):
         return None
-    kept = [_item(item) for item in items if not _is_silent(item)]
+    kept: list[Any] = []
+    for item in items:
+        match item:
+            case {"type": "reasoning", "content": [{"text": str()}, *_]}:
+                kept.append(item)
+            case {"type": "reasoning"}:  # without text that the engine can read
+                continue
+            case {"role": "assistant"} if "type" not in item:
+                kept.append({**item, "type": "message"})
+            case _:
+                kept.append(item)
     is_unchanged = len(kept) == len(items) and all(map(is_, kept, items))
     return None if is_unchanged else kept
-
-
-def _item(item: Any) -> Any:
-    match item:
-        case {"role": "assistant"} if "type" not in item:
-            return {**item, "type": "message"}
-    return item
-
-
-def _is_silent(item: object) -> bool:
-    """Return whether an item is reasoning without text that the engine can read."""
-    match item:
-        case {"type": "reasoning", "content": [{"text": str()}, *_]}:
-            return False
-        case {"type": "reasoning"}:
-            return True
-    return False
 
 
 def _tools(tools: object) -> list[Any] | None:
     if not isinstance(tools, list):
         return None
-    functions = [
-        tool
-        for tool in tools
-        if not (
-            isinstance(tool, dict)
-            and isinstance(tool.get("type"), str)
-            and tool["type"] != "function"
-        )
-    ]
+    functions: list[Any] = []
+    for tool in tools:
+        match tool:
+            case {"type": str(kind)} if kind != "function":
+                continue
+        functions.append(tool)
     return None if len(functions) == len(tools) else functions

@@ -367,21 +367,17 @@ def keep_alive_s(members: Mapping[str, Any]) -> float | None:
 
     Raises BadRequest: the value is neither a number nor a duration.
     """
+    seconds: float | None = None
     match members.get(KEEP_ALIVE):
         case None:
             return None
-        case bool():
-            raise _keep_alive_error()
-        case int() | float() as seconds:
-            return math.inf if seconds < 0 else float(seconds)
-        case str() as text if (duration := duration_s(text)) is not None:
-            return math.inf if duration < 0 else duration
-        case _:
-            raise _keep_alive_error()
-
-
-def _keep_alive_error() -> BadRequest:
-    return BadRequest(
-        f"the member {KEEP_ALIVE} must be seconds as a number, or a duration such as "
-        '"5m" or "1h30m"; 0 unloads the model after the answer, -1 keeps it loaded'
-    )
+        case str() as text:
+            seconds = duration_s(text)
+        case int() | float() as number if not isinstance(number, bool):
+            seconds = number
+    if seconds is None:
+        raise BadRequest(
+            f"the member {KEEP_ALIVE} must be seconds as a number, or a duration such as "
+            '"5m" or "1h30m"; 0 unloads the model after the answer, -1 keeps it loaded'
+        )
+    return math.inf if seconds < 0 else float(seconds)

@@ -115,18 +115,14 @@ def parse_slots(page: bytes) -> list[SlotState] | None:
     return [_slot_state(slot) for slot in slots if isinstance(slot, dict)]
 
 
-def _slot_state(slot: Mapping[str, Any]) -> SlotState:
-    def number(name: str, default: int) -> int:
-        found = slot.get(name)
-        return found if isinstance(found, int) else default
+_FIGURES: Final = (("id", -1), ("id_task", -1), ("n_prompt_tokens", 0), ("n_ctx", 0))
 
-    return SlotState(
-        id_slot=number("id", -1),
-        task=number("id_task", -1),
-        tokens=number("n_prompt_tokens", 0),
-        is_busy=slot.get("is_processing") is True,
-        n_ctx=number("n_ctx", 0),
-    )
+
+def _slot_state(slot: Mapping[str, Any]) -> SlotState:
+    found = ((slot.get(name), default) for name, default in _FIGURES)
+    numbers = (figure if isinstance(figure, int) else default for figure, default in found)
+    id_slot, task, tokens, n_ctx = numbers
+    return SlotState(id_slot, task, tokens, slot.get("is_processing") is True, n_ctx)
 
 
 PREFIX: Final = "llamacpp:"
