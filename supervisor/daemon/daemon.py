@@ -106,7 +106,7 @@ class Daemon:
                     serving = group.create_task(persist(part.task, part.serve))
                     tasks[part.serves_until].append(serving)
             tasks["drain"].append(group.create_task(persist("jobs", parts.server.serve)))
-            tasks["drain"].append(group.create_task(parts.triggers.serve()))
+            tasks["drain"].append(group.create_task(parts.reload.serve()))
             yield
             cancel("drain")
             await self._drain()
@@ -196,7 +196,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self.shutdown, f"{number.name} received")
-        loop.add_signal_handler(signal.SIGHUP, self.parts.triggers.schedule)
+        loop.add_signal_handler(signal.SIGHUP, self.parts.reload.schedule)
         try:
             yield
         finally:

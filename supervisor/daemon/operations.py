@@ -63,12 +63,12 @@ class DaemonService:
 
     def reload(self, *, dry_run: bool) -> asyncio.Task[messages.ReloadReport | CorralError]:
         """Reload; emits an event at the end unless `dry_run`. DaemonBusy if a reload runs."""
-        return self._fleet.spawn(_reload_report(self._parts.triggers.start(dry_run=dry_run)))
+        return self._fleet.spawn(_reload_report(self._parts.reload.start(dry_run=dry_run)))
 
     def add_models(
         self, models: dict[str, Any]
     ) -> asyncio.Task[messages.ReloadReport | CorralError]:
-        return self._fleet.spawn(_reload_report(self._parts.triggers.add(read_models(models))))
+        return self._fleet.spawn(_reload_report(self._parts.reload.add(read_models(models))))
 
     def save_slots(self, models: list[str]) -> asyncio.Task[list[messages.SavedSlot]]:
         replicas = self._replicas(models)

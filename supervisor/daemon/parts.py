@@ -37,7 +37,7 @@ from supervisor.experiments.trials import Trials
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.model_entries import Reductions
 from supervisor.fleet.planner import LaunchPlanner
-from supervisor.fleet.reload import Reload, ReloadTriggers
+from supervisor.fleet.reload import Reload
 from supervisor.fleet.replace import Replacer
 from supervisor.fleet.stats import StatsReader
 from supervisor.loading.controller import AdmissionController
@@ -184,8 +184,8 @@ class DaemonParts:
             ],
             emit=emit,
             replacer=replacer,
+            applying=self.notifier.reloading,
         )
-        self.triggers = ReloadTriggers(self.reload, self.notifier.reloading)
 
     def _make_usage(self) -> UsageRecorder:
         usage = UsageRecorder(
@@ -206,7 +206,7 @@ class DaemonParts:
             settings=lambda: self.settings,
             unload=lambda model: admission.command("unload", [model]),
             changes=models.changes,
-            reload=functools.partial(self.triggers.start, dry_run=False),
+            reload=functools.partial(self.reload.start, dry_run=False),
         )
         return Backend(
             loader=self.nodes,

@@ -183,11 +183,17 @@ class ReloadResult:
     failures: tuple[ReplicaFailure, ...] = ()
 
 
+_CHECK_EVERY_S: Final = 2.0
+
+Work = Callable[[], Awaitable[ReloadResult | CorralError]]
+
+
 class Reload:
     """Applies new settings; `loaded` are those that were applied last.
 
     `read` reads the same sources again, in a thread, and raises CorralError. `prepares` check and
-    apply what is no replica.
+    apply what is no replica. The context `applying` is open while settings are applied. `serve`
+    runs the reloads of commands, signals and a changed file.
     """
 
     def __init__(  # noqa: PLR0913 (each is a seam of its own)
@@ -200,6 +206,7 @@ class Reload:
         prepares: Sequence[Prepare],
         emit: Emit,
         replacer: Replacer,
+        applying: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.loaded = loaded
         self._began_with = loaded.settings
@@ -210,16 +217,63 @@ class Reload:
         self._prepares = prepares
         self._emit = emit
         self._replacer = replacer
+        self._applying = applying
         self._lock = asyncio.Lock()
+        self._file_version = self._current_version()
+        self._is_scheduled = False
+        self._woken = asyncio.Event()
+        self._group: asyncio.TaskGroup | None = None
 
     @property
     def settings(self) -> Settings:
         """The current settings; a reload replaces them."""
         return self.loaded.settings
 
-    @property
-    def is_busy(self) -> bool:
-        return self._lock.locked()
+    def start(self, *, dry_run: bool) -> asyncio.Task[ReloadResult | CorralError]:
+        """Begin a reload or a dry run. Raises DaemonBusy: one is running, or serving ends."""
+        if self._lock.locked() and self._group:
+            raise DaemonBusy("a reload is already running", hint="retry when it is over")
+        return self._begin_task(lambda: self.run(dry_run=dry_run))
+
+    def add(self, models: Mapping[str, ModelSettings]) -> asyncio.Task[ReloadResult | CorralError]:
+        """Begin to serve more models, after a running reload; otherwise as `start`."""
+        return self._begin_task(lambda: self._add(models))
+
+    def schedule(self) -> None:
+        self._is_scheduled = True
+        self._woken.set()
+
+    async def serve(self) -> None:
+        """Run reloads until cancelled, which also cancels a running reload."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            try:
+                await persist("reload", self._watch)
+            finally:
+                self._group = None
+
+    def _begin_task(self, work: Work) -> asyncio.Task[ReloadResult | CorralError]:
+        if self._group is None:
+            raise DaemonBusy("the daemon is stopping", hint="corral start starts another")
+        return self._group.create_task(self._run_for_command(work), name="reload")
+
+    async def _run_for_command(self, work: Work) -> ReloadResult | CorralError:
+        try:
+            return await work()
+        except Exception as error:  # noqa: BLE001 (a task of the daemon outlives any failure)
+            FAILURES.note("reload", error)
+            return CorralError(f"the reload failed: {error!r}", hint="corral logs shows where")
+
+    async def _watch(self) -> None:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CHECK_EVERY_S if self._watches_file else None):
+                    await self._woken.wait()
+            self._woken.clear()
+            is_changed = self._watches_file and self._current_version() != self._file_version
+            if self._is_scheduled or is_changed:
+                self._is_scheduled = False
+                await self.run(dry_run=False)
 
     async def run(self, *, dry_run: bool) -> ReloadResult | CorralError:
         """Reload, or return what a reload would do.
@@ -227,10 +281,17 @@ class Reload:
         If it returns an error, nothing was changed. The error is not raised, because a signal or a
         change of the file has no caller that could handle it.
         """
-        done = await self._apply(self._read_again, self._prepares, dry_run=dry_run)
-        if isinstance(done, CorralError) and not dry_run:
+        if dry_run:
+            return await self._apply(self._read_again, self._prepares, dry_run=True)
+        self._file_version = self._current_version()
+        try:
+            with self._applying():
+                done = await self._apply(self._read_again, self._prepares)
+        finally:
+            self._woken.set()  # watch_settings may have changed
+        if isinstance(done, CorralError):
             self._emit("settings.rejected", reason=done.message)
-        elif isinstance(done, ReloadResult) and not dry_run:
+        else:
             self._report(done)
         return done
 
@@ -238,7 +299,7 @@ class Reload:
         """Apply the present plan of one model; the settings are not read again."""
         return await self._apply(lambda: self.loaded, (), only=[model])
 
-    async def add(self, models: Mapping[str, ModelSettings]) -> ReloadResult | CorralError:
+    async def _add(self, models: Mapping[str, ModelSettings]) -> ReloadResult | CorralError:
         """Serve more models until the daemon ends; the settings are not read again.
 
         Later reloads keep them, unless the settings file has a model of the same name.
@@ -337,89 +398,9 @@ class Reload:
         notes = [*done.notes, *map(str, done.failures)]
         self._emit("settings.reloaded", **done.difference.names(), notes=notes)
 
-
-_CHECK_EVERY_S: Final = 2.0
-
-Work = Callable[[], Awaitable[ReloadResult | CorralError]]
-
-
-class ReloadTriggers:
-    """Starts reloads while it serves; the context `applying` is open while one is applied."""
-
-    def __init__(
-        self,
-        reload: Reload,
-        applying: Callable[[], AbstractContextManager[None]] = nullcontext,
-        *,
-        check_every_s: float = _CHECK_EVERY_S,
-    ) -> None:
-        self._reload = reload
-        self._applying = applying
-        self._check_every_s = check_every_s
-        self._file_version = self._current_version()
-        self._is_scheduled = False
-        self._woken = asyncio.Event()
-        self._group: asyncio.TaskGroup | None = None
-
-    def start(self, *, dry_run: bool) -> asyncio.Task[ReloadResult | CorralError]:
-        """Begin a reload or a dry run. Raises DaemonBusy: one is running, or serving ends."""
-        if self._reload.is_busy and self._group:
-            raise DaemonBusy("a reload is already running", hint="retry when it is over")
-        return self._begin(lambda: self._run(dry_run=dry_run))
-
-    def add(self, models: Mapping[str, ModelSettings]) -> asyncio.Task[ReloadResult | CorralError]:
-        """Begin to serve more models, after a running reload; otherwise as `start`."""
-        return self._begin(lambda: self._reload.add(models))
-
-    def schedule(self) -> None:
-        self._is_scheduled = True
-        self._woken.set()
-
-    async def serve(self) -> None:
-        """Run reloads until cancelled, which also cancels a running reload."""
-        async with asyncio.TaskGroup() as group:
-            self._group = group
-            try:
-                await persist("reload", self._watch)
-            finally:
-                self._group = None
-
-    def _begin(self, work: Work) -> asyncio.Task[ReloadResult | CorralError]:
-        if self._group is None:
-            raise DaemonBusy("the daemon is stopping", hint="corral start starts another")
-        return self._group.create_task(self._run_for_command(work), name="reload")
-
-    async def _run_for_command(self, work: Work) -> ReloadResult | CorralError:
-        try:
-            return await work()
-        except Exception as error:  # noqa: BLE001 (a task of the daemon outlives any failure)
-            FAILURES.note("reload", error)
-            return CorralError(f"the reload failed: {error!r}", hint="corral logs shows where")
-
-    async def _watch(self) -> None:
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._check_every_s if self._watches_file else None):
-                    await self._woken.wait()
-            self._woken.clear()
-            is_changed = self._watches_file and self._current_version() != self._file_version
-            if self._is_scheduled or is_changed:
-                self._is_scheduled = False
-                await self._run(dry_run=False)
-
-    async def _run(self, *, dry_run: bool) -> ReloadResult | CorralError:
-        if not dry_run:
-            self._file_version = self._current_version()
-        try:
-            with nullcontext() if dry_run else self._applying():
-                return await self._reload.run(dry_run=dry_run)
-        finally:
-            self._woken.set()  # watch_settings may have changed
-
     @property
     def _watches_file(self) -> bool:
-        return self._reload.loaded.settings.supervisor.watch_settings
+        return self.settings.supervisor.watch_settings
 
     def _current_version(self) -> FileVersion | None:
-        path = self._reload.loaded.path
-        return version_of(path) if path else None
+        return version_of(self.loaded.path) if self.loaded.path else None

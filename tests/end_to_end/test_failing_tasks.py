@@ -21,7 +21,7 @@ from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.parts import DaemonParts
 from supervisor.engine.state_tasks import HealthMonitor
 from supervisor.events import Event, EventStream
-from supervisor.fleet.reload import ReloadTriggers
+from supervisor.fleet.reload import Reload
 from supervisor.loading.controller import AdmissionController
 from supervisor.loading.memory_usage import MemoryUsage
 from supervisor.service.notifier import ServiceNotifier
@@ -42,7 +42,7 @@ flags = {{ parallel = 1 }}
 """
 TASKS = [
     (AdmissionController, "_reconcile"),
-    (ReloadTriggers, "_run"),
+    (Reload, "run"),
     (NodeMonitor, "_poll"),
     (SlotReleaser, "_free_when_idle"),
     (HealthMonitor, "_sample"),
@@ -121,7 +121,7 @@ async def test_failures_end_nothing(
         body = {"prompt": "hello", "max_tokens": 2, "model": "tiny"}
         assert "choices" in await asyncio.to_thread(get, f"{url}/v1/completions", **body)
         await asyncio.to_thread(leave_a_stream, f"{url}/v1/completions", **body)
-        daemon.parts.triggers.schedule()
+        daemon.parts.reload.schedule()
         await daemon.service.refresh()
         assert "corral_" in await asyncio.to_thread(get, f"{url}/metrics")
         for event in hit.values():

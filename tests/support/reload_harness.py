@@ -25,7 +25,7 @@ from supervisor.events import EventStream
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.launches import Launches, LaunchFingerprint, ReplicaId
 from supervisor.fleet.planner import LaunchPlanner
-from supervisor.fleet.reload import Reload, ReloadResult, ReloadTriggers
+from supervisor.fleet.reload import Reload, ReloadResult
 from supervisor.fleet.replace import Replacer, ReplicaFailure
 from supervisor.plan.estimate import MemoryInputs
 from supervisor.plan.plan import Plan
@@ -187,7 +187,7 @@ class ReloadHarness:
         self.replacer = Replacer(
             self.fleet, lambda: machine(memory_available_bytes=self.available_bytes)
         )
-        reload = Reload(
+        self.triggers = Reload(
             self.fleet,
             loaded,
             read=self._read,
@@ -196,7 +196,6 @@ class ReloadHarness:
             emit=self.stream.emit,
             replacer=self.replacer,
         )
-        self.triggers = ReloadTriggers(reload)
 
     def _planner(self, loaded: Loaded) -> FakePlanner:
         return FakePlanner(loaded.settings, self._runtime, self.adapted, self.programs)
