@@ -106,6 +106,7 @@ class ProxyError(Exception):
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "failed"  # stable name in snake case for programs
+    text: ClassVar[str] = ""  # the message of an error that always has the same
     # the request's member that it is about, if programs look for that
     param: ClassVar[str | None] = None
     retry: ClassVar[Retry] = Retry.NEVER
@@ -117,9 +118,9 @@ class ProxyError(Exception):
     extra_headers: Mapping[str, str] = MappingProxyType({})
     ends_connection: ClassVar[bool] = False
 
-    def __init__(self, message: str, retry_after_s: int | None = None) -> None:
-        super().__init__(message)
-        self.message = message
+    def __init__(self, message: str = "", retry_after_s: int | None = None) -> None:
+        self.message = message or self.text
+        super().__init__(self.message)
         if retry_after_s is not None:
             self.retry_after_s = retry_after_s
 
@@ -165,31 +166,25 @@ class Unauthorized(ProxyError):
 
 class SessionRequired(Unauthorized):
     code = "session_required"
-
-    def __init__(self) -> None:
-        super().__init__(
-            "this needs a session of the dashboard: `corral ui` on the daemon's machine opens one, "
-            "and so does an admin's API key"
-        )
+    text = (
+        "this needs a session of the dashboard: `corral ui` on the daemon's machine opens one, "
+        "and so does an admin's API key"
+    )
 
 
 class SessionTokenRequired(SessionRequired):
-    def __init__(self) -> None:
-        Unauthorized.__init__(
-            self,
-            "the cookie of a session counts only with the header X-Corral-Session, which the "
-            "dashboard's page sends; `corral ui` on the daemon's machine signs this page in",
-        )
+    text = (
+        "the cookie of a session counts only with the header X-Corral-Session, which the "
+        "dashboard's page sends; `corral ui` on the daemon's machine signs this page in"
+    )
 
 
 class InvalidToken(Unauthorized):
     code = "invalid_token"
-
-    def __init__(self) -> None:
-        super().__init__(
-            "the link was used already, is older than a minute, or is of another daemon; "
-            "`corral ui` makes a new one"
-        )
+    text = (
+        "the link was used already, is older than a minute, or is of another daemon; "
+        "`corral ui` makes a new one"
+    )
 
 
 class Forbidden(ProxyError):
@@ -268,10 +263,8 @@ class UnsupportedMediaType(ProxyError):
 class ExpectationFailed(ProxyError):
     status = 417
     code = "expectation_failed"
+    text = "the only supported expectation is 100-continue; send no other Expect"
     ends_connection = True
-
-    def __init__(self) -> None:
-        super().__init__("the only supported expectation is 100-continue; send no other Expect")
 
 
 class CrashesEngine(ProxyError):
@@ -308,9 +301,7 @@ class RequestCancelled(ProxyError):
 
 class InternalError(ProxyError):
     code = "internal_error"
-
-    def __init__(self) -> None:
-        super().__init__("internal error of the proxy; its log has the details")
+    text = "internal error of the proxy; its log has the details"
 
 
 class NotServed(ProxyError):

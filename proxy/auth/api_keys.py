@@ -216,6 +216,12 @@ def next_full_at_s(full_at_s: float, per_minute: int, now_s: float) -> float:
     return max(full_at_s, now_s) + _MINUTE_S / per_minute
 
 
+def _wait_s(full_at_s: float, now_s: float) -> int:
+    """Return for how many whole seconds a request must wait; 0 for a rounding error."""
+    wait_s = full_at_s - now_s - _MINUTE_S
+    return math.ceil(wait_s) if wait_s > 1e-6 else 0
+
+
 def _take(usage: _Usage, key: Key, now_s: float, requests: int) -> None:
     if key.max_in_flight is not None and usage.in_flight >= key.max_in_flight:
         raise KeyLimited(
@@ -224,12 +230,11 @@ def _take(usage: _Usage, key: Key, now_s: float, requests: int) -> None:
         )
     if key.requests_per_minute is not None and requests:
         full_at_s = next_full_at_s(usage.full_at_s, key.requests_per_minute, now_s)
-        wait_s = full_at_s - now_s - _MINUTE_S
-        if wait_s > 1e-6:  # less is a rounding error
+        if wait_s := _wait_s(full_at_s, now_s):
             raise KeyLimited(
                 f"API key {key.name!r} is limited to {key.requests_per_minute} requests a minute "
-                f"(requests_per_minute); retry in {math.ceil(wait_s)} s",
-                math.ceil(wait_s),
+                f"(requests_per_minute); retry in {wait_s} s",
+                wait_s,
             )
         usage.full_at_s = full_at_s
 
@@ -246,12 +251,8 @@ class SignInLimit:
     def check(self, address: str) -> None:
         """Raises TooManyRequests if the address may not try again now."""
         now_s = self._clock()
-        wait_s = self._next(address, now_s) - now_s - _MINUTE_S
-        if wait_s > 1e-6:  # less is a rounding error
-            retry_after_s = math.ceil(wait_s)
-            raise TooManyRequests(
-                f"too many wrong tokens or keys; retry in {retry_after_s} s", retry_after_s
-            )
+        if wait_s := _wait_s(self._next(address, now_s), now_s):
+            raise TooManyRequests(f"too many wrong tokens or keys; retry in {wait_s} s", wait_s)
 
     def note_failure(self, address: str) -> None:
         now_s = self._clock()

@@ -13,7 +13,7 @@ import os
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Final
@@ -24,7 +24,7 @@ from supervisor.records import older, requests, usage
 from supervisor.records.requests import Row
 from supervisor.records.usage import Account, Usage
 
-_FULL_BYTES: Final = 256 * 1024  # of some five hundred requests
+FULL_BYTES: Final = 256 * 1024  # of some five hundred requests
 # While the database cannot be written; further rows wait in memory.
 _STOP_BYTES: Final = 32 * 1024**2
 # In memory; further accounts are added to that of others.
@@ -38,31 +38,24 @@ class Journal:
     The rows of one call are one line. A row begins with the name of its table.
 
     Attributes:
+        size_bytes: Of the present file.
         tables: Those of the rows that were written or held; the user clears them.
         dropped: How many rows were dropped: the oldest that were held.
     """
 
     def __init__(self, held_max: int) -> None:
+        self.size_bytes = 0
         self.tables: set[str] = set()
         self.dropped = 0
         self._held_max = held_max
         self._lock = Lock()  # the event loop writes, and a thread goes on to the next file
         self._file: int | None = None
-        self._size_bytes = 0
         self._rows: deque[Row] = deque()
         self._usage: dict[Account, Usage] = {}
 
     @property
     def is_open(self) -> bool:
         return self._file is not None
-
-    @property
-    def is_empty(self) -> bool:
-        return not self._size_bytes
-
-    @property
-    def is_full(self) -> bool:
-        return self._size_bytes >= _FULL_BYTES
 
     def write(self, *rows: Row) -> None:
         with self._lock:
@@ -71,14 +64,14 @@ class Journal:
     def begin(self, file: int) -> None:
         """Continue in an empty file."""
         with self._lock:
-            if self._file is not None:
-                os.close(self._file)
-            self._file, self._size_bytes = file, 0
+            self.close()
+            self._file, self.size_bytes = file, 0
 
     def write_held(self) -> bool:
         """Write what is held; return whether nothing is held any more."""
         with self._lock:
-            rows, self._rows = [*self._rows, *_usage_rows(self._usage)], deque()
+            rows, self._rows = self._rows, deque()
+            rows.extend(("usage", *account, *used) for account, used in self._usage.items())
             self._usage = {}
             for row in rows:
                 self._write((row,))
@@ -97,7 +90,7 @@ class Journal:
                 self._hold(row)
 
     def _append(self, rows: Sequence[Row]) -> bool:
-        if self._file is None or self._size_bytes > _STOP_BYTES:
+        if self._file is None or self.size_bytes > _STOP_BYTES:
             return False
         try:
             line = b"\n" + orjson.dumps(rows)
@@ -107,7 +100,7 @@ class Journal:
             written = os.write(self._file, line)
         except OSError:
             return False
-        self._size_bytes += written
+        self.size_bytes += written
         return written == len(line)
 
     def _hold(self, row: Row) -> None:
@@ -118,11 +111,6 @@ class Journal:
         if len(self._rows) > self._held_max:
             self._rows.popleft()
             self.dropped += 1
-
-
-def _usage_rows(accounts: Mapping[Account, Usage]) -> Iterator[Row]:
-    for account, used in accounts.items():
-        yield ("usage", *account, *used)
 
 
 def create(directory: Path) -> tuple[Path, int]:

@@ -20,7 +20,7 @@ from proxy.observe.past import HistoryQuery, StoredRequest
 from supervisor.errors import HistoryUnavailable
 from supervisor.events import Emit, Event, Part
 from supervisor.records import requests, usage
-from supervisor.records.journal import Journal
+from supervisor.records.journal import FULL_BYTES, Journal
 from supervisor.records.older import RUN_BITS
 from supervisor.records.requests import FINISHED, REJECTED, Row
 from supervisor.records.store import RecordsFailedError, RecordStore
@@ -135,7 +135,7 @@ class Records(Part):
     def _write(self, *rows: Row) -> None:
         self._journal.write(*rows)
         self._arrived.set()
-        if self._journal.is_full:
+        if self._journal.size_bytes >= FULL_BYTES:
             self._is_full.set()
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
@@ -143,7 +143,11 @@ class Records(Part):
 
     async def _flush(self) -> bool:
         """Add the journal to the database; return whether that succeeded."""
-        failure = await self._in_thread(self._try_to_add)
+        failure = None
+        try:
+            await self._in_thread(self._add)
+        except RecordsFailedError as error:
+            failure = str(error)
         self._report(failure)
         return failure is None
 
@@ -169,21 +173,13 @@ class Records(Part):
 
     # In the thread.
 
-    def _try_to_add(self) -> str | None:
-        """Add the journal to the database; return why that failed."""
-        try:
-            self._add()
-        except RecordsFailedError as error:
-            return str(error)
-        return None
-
     def _add(self) -> None:
         """Go on with an empty journal, and add what was written; raises RecordsFailedError."""
         journal = self._journal
         if not journal.is_open:
             journal.begin(self._store.begin_journal())
         is_written = journal.write_held()
-        if not journal.is_empty:
+        if journal.size_bytes:
             journal.begin(self._store.begin_journal())
         self._store.take_over(self._prune)
         if not is_written:
