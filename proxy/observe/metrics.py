@@ -129,7 +129,7 @@ class RequestCounters:
             case "request.finished":
                 self._end(fields)
             case "request.rejected":
-                labels = (self._models.name_of(fields["model"]), fields["code"])
+                labels = (self._models[fields["model"]], fields["code"])
                 self.counts["requests_rejected"][labels] += 1
             case "upstream.failed":
                 key = self.labels_of(fields["model"], fields["instance"])
@@ -145,7 +145,7 @@ class RequestCounters:
             self._histogram(name, key)
 
     def labels_of(self, model: str | None, instance: str | None) -> _Key:
-        return self._models.name_of(model), self._instances.name_of(instance)
+        return self._models[model], self._instances[instance]
 
     def _end(self, fields: Mapping[str, Any]) -> None:
         counts, status = self.counts, fields["status"]
@@ -158,7 +158,7 @@ class RequestCounters:
         if continued := fields.get("continued"):
             counts["continued_answers"][key] += continued
         if asked := fields.get("fallback_for"):
-            counts["fallbacks"][self._models.name_of(asked),] += 1
+            counts["fallbacks"][self._models[asked],] += 1
         for name in _TOKENS:
             if count := fields[name]:
                 counts[name][key] += count
@@ -177,20 +177,17 @@ class RequestCounters:
         return histograms[key]
 
 
-class _Names:
-    """Bounds the number of distinct names; further names become `other`."""
+class _Names(dict[str | None, str]):
+    """Has each name itself, up to `most` of them; further names become `other`."""
 
     def __init__(self, most: int) -> None:
-        self._most = most
-        self._known: set[str] = set()
+        super().__init__({None: "", "": ""})
+        self._most = most + len(self)
 
-    def name_of(self, name: str | None) -> str:
-        if not name or name in self._known:
-            return name or ""
-        if len(self._known) >= self._most:
+    def __missing__(self, name: str | None) -> str:
+        if name is None or len(self) >= self._most:
             return OTHER
-        self._known.add(name)
-        return name
+        return self.setdefault(name, name)
 
 
 def waited_ms(fields: Mapping[str, Any]) -> float:
