@@ -121,6 +121,12 @@ class Conversation:
     # Why its latest turn was not saved; None if it was, or if nothing could be saved.
     no_file: NoFile | None = None
 
+    def known_tokens(self, prompt: Prompt) -> int:
+        """Return the tokens of a prompt up to the last of its earlier turns that is known."""
+        known = set(self.turn_hashes)
+        turns = [at for at, turn in enumerate(prompt.turn_hashes[:-1]) if turn in known]
+        return prompt.tokens_until(turns[-1]) if turns else 0
+
 
 class Conversations:
     """The conversations of all models, with at most `hashes_max` hashes."""

@@ -83,9 +83,7 @@ class ModelQueue:
         )
         self.measures = ModelMeasures()
         # Reads the work for estimates.
-        self.reader = WorkReader(
-            self._queue, instances, prefix_index, self._assignment, self.measures, clock
-        )
+        self.reader = WorkReader(self._assignment, self.measures)
         self._granted: dict[Lease, QueuedRequest] = {}
         self._recheck: asyncio.TimerHandle | None = None
 
@@ -191,11 +189,6 @@ class ModelQueue:
             self.assign_slots()  # slots may have been reserved for it
 
     @property
-    def held_back(self) -> int:
-        """The number of requests that wait for another prompt although a slot is free."""
-        return self._queue.count if self._assignment.is_beside_free_slot() else 0
-
-    @property
     def retry_after_s(self) -> int:
         """Whole seconds after which a retry is worthwhile, 1 to 120."""
         return min(max(1, math.ceil(self._expected_wait_s)), _RETRY_MAX_S)
@@ -268,7 +261,7 @@ class ModelQueue:
             working=sum(1 for _ in self._client_leases()),
             idle_since_s=self.ended_at_s,
             cached_tokens=sum(slot_map.tokens for slot_map in slot_maps),
-            held_back=self.held_back,
+            held_back=self._queue.count if self._assignment.is_beside_free_slot() else 0,
         )
 
     def _client_leases(self) -> Iterator[Lease]:

@@ -288,17 +288,17 @@ class SlotAssignment:
         # Time after the latest `assign` at which its result may change without an event; infinity:
         # never.
         self.recheck_in_s = math.inf
-        self._queue = queue
-        self._instances = instances
-        self._prefix_index = prefix_index
-        self._clock = clock
+        self.queue = queue
+        self.instances = instances
+        self.prefix_index = prefix_index
+        self.clock = clock
         self._on_first_token = on_first_token
         self._turn = 0.0  # of the last instance that got a request, before it did
         self._interactive_ended_at_s = -math.inf
 
     def note_ended(self, request: ProxyRequest) -> None:
         if request.priority == "interactive":
-            self._interactive_ended_at_s = self._clock()
+            self._interactive_ended_at_s = self.clock()
 
     def order(self, entries: Iterable[QueuedRequest]) -> Iterable[QueuedRequest]:
         """Return waiting requests in the order in which their prompts would begin."""
@@ -311,7 +311,7 @@ class SlotAssignment:
         prompt, instances = queued.request.prompt, self._pure()
         if prompt is None or not instances:
             return 0
-        hint = self._prefix_index.look_up(prompt, queued.session)
+        hint = self.prefix_index.look_up(prompt, queued.session)
         return prompt.tokens - hint.cached_tokens(sum(instance.bit for instance in instances))
 
     def is_beside_free_slot(self) -> bool:
@@ -319,11 +319,11 @@ class SlotAssignment:
         return any(instance.has_free_slot for instance in self._pure())
 
     def _pure(self) -> Sequence[RoutingTarget]:
-        return self._instances.of_model(self._queue.model).pure
+        return self.instances.of_model(self.queue.model).pure
 
     def assign(self, entries: Iterable[QueuedRequest]) -> QueuedRequest | None:
         """Lease a free slot to the first request that takes one; return that request."""
-        of_model, now_s = self._instances.of_model(self._queue.model), self._clock()
+        of_model, now_s = self.instances.of_model(self.queue.model), self.clock()
         instances = of_model.answering
         self.recheck_in_s = math.inf
         if not of_model.has_free_slot:
@@ -339,7 +339,7 @@ class SlotAssignment:
             if left is None:
                 continue
             # For each decision, because the caches change while a request waits.
-            hint = self._prefix_index.look_up(queued.request.prompt, queued.session)
+            hint = self.prefix_index.look_up(queued.request.prompt, queued.session)
             may_hold = of_model.with_files or of_model.pure
             held = self._held_instances(queued, of_model, left, hint, now_s) if may_hold else left
             if len(instances) == 1 and candidates is None and instances[0].can_take(queued.request):
@@ -369,7 +369,7 @@ class SlotAssignment:
         owner, again_in_s = queued.awaited, queued.looks_again_at_s - now_s
         if owner is None or again_in_s <= 0:
             return None
-        if self._queue.count <= _FEW_WAIT and len(of_model.answering) <= _FEW_INSTANCES:
+        if self.queue.count <= _FEW_WAIT and len(of_model.answering) <= _FEW_INSTANCES:
             return None
         if owner.has_free_slot or owner.is_silent or not owner.in_service:
             return None
@@ -384,7 +384,7 @@ class SlotAssignment:
         A batch request that is served while interactive requests wait may take any slot.
         """
         left_s = self._interactive_ended_at_s + _LEFT_S - now_s
-        if left_s <= 0 or self._queue.waiting("interactive"):
+        if left_s <= 0 or self.queue.waiting("interactive"):
             return _NONE
         self.recheck_in_s = min(self.recheck_in_s, left_s)
         sets = of_model.sets
@@ -408,7 +408,7 @@ class SlotAssignment:
         It must leave them, another prompt comes first, or they compute its beginning.
         """
         prompt, pure = queued.request.prompt, of_model.pure
-        if prompt is None or self._queue.is_full(queued.request.priority):
+        if prompt is None or self.queue.is_full(queued.request.priority):
             return left
         held = dict(left)
         for instance in of_model.with_files:
@@ -438,7 +438,7 @@ class SlotAssignment:
         shared, first = max(begun, key=itemgetter(0), default=(0, None))
         if first is None or shared < _BLOCKS_MIN:
             return 0.0
-        more = shared - self._prefix_index.available_blocks(instance.upstream, prompt)
+        more = shared - self.prefix_index.available_blocks(instance.upstream, prompt)
         gain_s = more * BLOCK_TOKENS / instance.rates.prefill_tps
         if more < _BLOCKS_MIN or self.times.decode_s > gain_s:
             return 0.0
@@ -451,7 +451,7 @@ class SlotAssignment:
         self.recheck_in_s = min(self.recheck_in_s, moves_in_s, *held.values())
 
     def _candidates(self, of_model: ModelInstances) -> Candidates:
-        owners, policy = self._prefix_index.owners(self._queue.model), self._queue.settings.policy
+        owners, policy = self.prefix_index.owners(self.queue.model), self.queue.settings.policy
         return Candidates(of_model.sets, owners, policy, self.times, of_model.trial_share)
 
     def _lease(
@@ -459,20 +459,18 @@ class SlotAssignment:
     ) -> Lease:
         request, prompt = queued.request, queued.request.prompt
         on_first_token = self._on_first_token if instance.upstream.prefer_pure_decode else None
-        lease = Lease(request, instance, self._clock, on_first_token=on_first_token)
+        lease = Lease(request, instance, self.clock, on_first_token=on_first_token)
         lease.queued_s = now_s - queued.joined_at_s
         lease.position = queued.position
         if prompt:
             lease.expected_cached = most_tokens(hint.held, instance.bit)
             lease.is_continued = hint.conversation is not None
             lease.has_awaited_owner = queued.awaited is not None
-            conversation = self._prefix_index.assign(
-                instance.upstream, prompt, queued.session, hint
-            )
+            conversation = self.prefix_index.assign(instance.upstream, prompt, queued.session, hint)
             lease.conversation, lease.conversation_number = conversation, conversation.number
         if request.slots > 1:
             lease.beside = tuple(
-                Lease(request, instance, self._clock, first=lease)
+                Lease(request, instance, self.clock, first=lease)
                 for _ in range(instance.slots_needed(request) - 1)
             )
         instance.hold(lease.slots)

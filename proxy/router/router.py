@@ -312,7 +312,7 @@ class Router:
     # Statistics.
 
     def cache_contents(self) -> Mapping[str, CacheContents]:
-        return cache_contents((instance.upstream for instance in self.registry), self.cache)
+        return cache_contents(self.registry.local, self.cache.slot_maps)
 
     def instances(self) -> tuple[InstanceStats, ...]:
         models = {instance.upstream.model for instance in self.registry}

@@ -34,7 +34,7 @@ from proxy.cache.slot_map import Slot, SlotMap, SlotOwners
 from proxy.errors import UpstreamTimeout
 from proxy.observe.cache_finding import BY_CLIENT, OF_PLACE, TOKENS_MIN, CacheFinding, NoFile, Tier
 from proxy.request.request import ProxyRequest
-from proxy.router.lease import Clock, Lease
+from proxy.router.lease import Clock, Lease, RoutingTarget
 from proxy.router.registry import Instances
 from proxy.router.slot_saver import SlotSaver
 from proxy.settings import ProxySettings
@@ -392,12 +392,12 @@ class CacheContents:
 
 
 def cache_contents(
-    upstreams: Iterable[Upstream], prefix_index: PrefixIndex
+    instances: Iterable[RoutingTarget], slot_maps: Mapping[str, SlotMap]
 ) -> dict[str, CacheContents]:
     found: dict[str, CacheContents] = {}
-    for upstream in upstreams:
-        slot_map = prefix_index.slot_maps.get(upstream.name)
-        if slot_map is None or upstream.node:
+    for instance in instances:
+        upstream, slot_map = instance.upstream, slot_maps.get(instance.upstream.name)
+        if slot_map is None:
             continue
         held = found.setdefault(upstream.model, CacheContents())
         held.slots += upstream.slots
@@ -441,11 +441,25 @@ class CacheFindings:
         held = _find_holder(lease, before, run) if before else "unknown"
         shares = request.owner.name and not request.owner.is_alone
         own = self._own_tokens(lease, prompt, tokens) if shares else None
-        facts = _facts(lease, prompt, timings, held, own)
-        if before:
-            age_s = now_s - before.ended_at_s
-            facts = facts._replace(earlier=before, age_s=age_s, is_same_conversation=is_same)
-        found = find_cause(facts)
+        found = find_cause(
+            CacheFacts(
+                prompt,
+                tokens,
+                timings.cached_tokens,
+                lease.expected_cached if own is None else min(own, lease.expected_cached),
+                held,
+                _kind(lease.upstream),
+                before,
+                now_s - before.ended_at_s if before else 0.0,
+                is_same_conversation=is_same,
+                is_continued=_ASSISTANT in prompt.outline.labels,
+                is_known=lease.is_continued,
+                is_awaited=lease.has_awaited_owner,
+                is_cache_off=request.json.get("cache_prompt") is False,
+                tier=lease.tier,
+                restore_ms=round(1000 * lease.restore_s, 1) if lease.restored else None,
+            )
+        )
         if own is not None and own < max(found.found, found.reusable):
             found = found._replace(own=own)
         if found.cause in OF_PLACE and not lease.restored:
@@ -460,11 +474,7 @@ class CacheFindings:
         client = client_hash(lease.request.model, lease.request.client)
         estimated = BLOCK_TOKENS * self._recent.own_blocks(client, prompt)
         if lease.conversation:
-            known = set(lease.conversation.turn_hashes)
-            turns = [
-                at for at, turn_hash in enumerate(prompt.turn_hashes[:-1]) if turn_hash in known
-            ]
-            estimated = max(estimated, prompt.tokens_until(turns[-1]) if turns else 0)
+            estimated = max(estimated, lease.conversation.known_tokens(prompt))
         return min(tokens, round(estimated * tokens / prompt.tokens))
 
     def _no_file(self, lease: Lease, known: Conversation | None) -> NoFile | None:
@@ -477,25 +487,6 @@ class CacheFindings:
         if known is None:
             return None
         return self._prefix_index.files.why_missing(cache_key, known.turn_hashes) or known.no_file
-
-
-def _facts(
-    lease: Lease, prompt: Prompt, timings: Timings, held: CachePlace, own: int | None
-) -> CacheFacts:
-    return CacheFacts(
-        prompt,
-        timings.cached_tokens + timings.prompt_tokens,
-        timings.cached_tokens,
-        lease.expected_cached if own is None else min(own, lease.expected_cached),
-        held,
-        _kind(lease.upstream),
-        is_continued=_ASSISTANT in prompt.outline.labels,
-        is_known=lease.is_continued,
-        is_awaited=lease.has_awaited_owner,
-        is_cache_off=lease.request.json.get("cache_prompt") is False,
-        tier=lease.tier,
-        restore_ms=round(1000 * lease.restore_s, 1) if lease.restored else None,
-    )
 
 
 def _find_holder(lease: Lease, before: RecentPrompt, run: Run) -> CachePlace:

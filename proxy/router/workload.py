@@ -8,26 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-from proxy.cache.index import CacheHint, PrefixIndex
-from proxy.cache.prompt import Prompt
+from proxy.cache.index import CacheHint
 from proxy.request.request import ProxyRequest
 from proxy.router.forecast import EngineWork, ModelWork, RunningRequest, WaitingRequest
-from proxy.router.lease import EQUAL, Clock, Lease, RoutingTarget
+from proxy.router.lease import EQUAL, Lease, RoutingTarget
 from proxy.router.measures import ModelMeasures, PromptLength, Span
-from proxy.router.queue import QueuedRequest, RequestQueue, SlotAssignment, queue_entry
-from proxy.router.registry import Instances
-
-
-def learn(measures: ModelMeasures, instance: RoutingTarget, weight: float) -> None:
-    new = list(instance.finished)[-instance.unlearned :] if instance.unlearned else []
-    instance.unlearned = 0
-    if not new:
-        return
-    spans = [span for span, *_ in instance.finished]
-    spans += [span for span in map(_span_so_far, instance.leases) if span]
-    for finished in new:
-        others = (span for span in spans if span is not finished[0])
-        measures.note(finished, others, weight, instance.upstream.batch_tokens)
+from proxy.router.queue import QueuedRequest, SlotAssignment, queue_entry
 
 
 def _span_so_far(lease: Lease) -> Span | None:
@@ -55,18 +41,10 @@ EarlierWork = Callable[[str, int], EstimatedWork]
 class WorkReader:
     """Reads the work of one model's instances."""
 
-    def __init__(
-        self,
-        queue: RequestQueue,
-        instances: Instances,
-        prefix_index: PrefixIndex,
-        assignment: SlotAssignment,
-        measures: ModelMeasures,
-        clock: Clock,
-    ) -> None:
-        self._queue, self._assignment = queue, assignment
-        self._instances, self._prefix_index = instances, prefix_index
-        self._measures, self._clock = measures, clock
+    def __init__(self, assignment: SlotAssignment, measures: ModelMeasures) -> None:
+        self._assignment, self._measures = assignment, measures
+        self._queue, self._instances = assignment.queue, assignment.instances
+        self._prefix_index, self._clock = assignment.prefix_index, assignment.clock
 
     def work(self, request: ProxyRequest, idle: Sequence[EngineWork]) -> EstimatedWork:
         """Return the work if a request came now; `idle` are engines that would be loaded."""
@@ -119,8 +97,16 @@ class WorkReader:
             self.learn(instance)
 
     def learn(self, instance: RoutingTarget) -> None:
+        if not instance.unlearned:
+            return
+        new, instance.unlearned = list(instance.finished)[-instance.unlearned :], 0
+        spans = [span for span, *_ in instance.finished]
+        spans += [span for span in map(_span_so_far, instance.leases) if span]
         weights = self._instances.of_model(self._queue.model).weights
-        learn(self._measures, instance, weights.get(instance.upstream.name, EQUAL).value)
+        weight = weights.get(instance.upstream.name, EQUAL).value
+        for finished in new:
+            others = (span for span in spans if span is not finished[0])
+            self._measures.note(finished, others, weight, instance.upstream.batch_tokens)
 
     def _instances_considered(self, request: ProxyRequest) -> list[RoutingTarget]:
         found = [
@@ -131,41 +117,26 @@ class WorkReader:
         if len(found) <= _INSTANCES_MAX:
             return found
         hint = self._prefix_index.look_up(request.prompt, None)
-        return sorted(
-            found,
-            key=lambda instance: (
-                -hint.cached_tokens(instance.bit),
-                instance.is_spare,
-                -instance.free,
-            ),
-        )[:_INSTANCES_MAX]
+        found.sort(key=lambda instance: (instance.is_spare, -instance.free))
+        found.sort(key=lambda instance: -hint.cached_tokens(instance.bit))
+        return found[:_INSTANCES_MAX]
 
     def _engine(self, instance: RoutingTarget) -> EngineWork:
         upstream = instance.upstream
         weights = self._instances.of_model(upstream.model).weights
-        idle = [slot.id_slot for slot in self._prefix_index.slot_maps[upstream.name].idle]
         tracked = {lease.slot.id_slot for lease in instance.leases if lease.slot}
         unknown = iter([id_slot for id_slot in range(upstream.slots) if id_slot not in tracked])
-        running = tuple(
-            self._running(
-                lease, lease.slot.id_slot if lease.slot else next(unknown, upstream.slots)
-            )
+        slots = (
+            lease.slot.id_slot if lease.slot else next(unknown, upstream.slots)
             for lease in instance.leases
         )
+        running = tuple(map(self._running, instance.leases, slots))
         used = {request.slot for request in running}
-        free = [id_slot for id_slot in idle if id_slot not in used]
-        free += [
-            id_slot
-            for id_slot in range(upstream.slots)
-            if id_slot not in used and id_slot not in free
-        ]
-        return EngineWork(
-            upstream.name,
-            upstream.batch_tokens,
-            running,
-            tuple(free[: instance.free]),
-            weights.get(upstream.name, EQUAL).value,
-        )
+        idle = [slot.id_slot for slot in self._prefix_index.slot_maps[upstream.name].idle]
+        in_order = dict.fromkeys((*idle, *range(upstream.slots)))
+        free = [id_slot for id_slot in in_order if id_slot not in used][: instance.free]
+        weight = weights.get(upstream.name, EQUAL).value
+        return EngineWork(upstream.name, upstream.batch_tokens, running, tuple(free), weight)
 
     def _running(self, lease: Lease, slot: int) -> RunningRequest:
         if lease.is_ending:
@@ -195,9 +166,12 @@ class WorkReader:
             held = self._prefix_index.held_tokens(prompt)
             for instance in instances:
                 name, slot = instance.upstream.name, self._slot(hint, instance)
-                cached = self._cached_tokens(
-                    prompt, hint, held, instance, has_slot=slot is not None
-                )
+                found = (tokens for tokens, holders in held if holders & instance.bit)
+                cached = max(found, default=0)
+                if instance.upstream.node:
+                    cached = max(cached, hint.cached_tokens(instance.bit))
+                if hint.conversation and slot is not None:  # its answers are cached too
+                    cached = max(cached, hint.conversation.known_tokens(prompt))
                 lengths[name] = PromptLength(prompt.tokens, cached)
                 if slot is not None:
                     slots[name] = slot
@@ -210,25 +184,6 @@ class WorkReader:
             slots,
         )
         return waiting, lengths
-
-    def _cached_tokens(
-        self,
-        prompt: Prompt,
-        hint: CacheHint,
-        held: Iterable[tuple[int, int]],
-        instance: RoutingTarget,
-        *,
-        has_slot: bool,
-    ) -> int:
-        cached = max((tokens for tokens, holders in held if holders & instance.bit), default=0)
-        if instance.upstream.node:
-            cached = max(cached, hint.cached_tokens(instance.bit))
-        if hint.conversation and has_slot:
-            # The tokens up to the last turn of the conversation, its answers included.
-            known = set(hint.conversation.turn_hashes)
-            turns = [at for at, turn_hash in enumerate(prompt.turn_hashes) if turn_hash in known]
-            cached = max(cached, prompt.tokens_until(turns[-1]) if turns else 0)
-        return cached
 
     def _slot(self, hint: CacheHint, instance: RoutingTarget) -> int | None:
         """Return the slot of an instance that holds the conversation of a prompt."""
