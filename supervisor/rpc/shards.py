@@ -165,17 +165,14 @@ class LayerShares:
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def layers(self, model: str, workers: Collection[str], layers: int) -> dict[str, int] | None:
-        """Return a model's layers by worker; None unless they are `layers` layers of `workers`."""
-        return self._read("layers", model, workers, layers)
-
-    def before(self, model: str, workers: Collection[str], layers: int) -> dict[str, int] | None:
-        """Return the layers before the last move, as `layers` does."""
-        return self._read("before", model, workers, layers)
-
-    def _read(
-        self, member: str, model: str, workers: Collection[str], layers: int
+    def layers(
+        self, model: str, workers: Collection[str], layers: int, *, before: bool = False
     ) -> dict[str, int] | None:
+        """Return a model's layers by worker, now or `before` the last move.
+
+        None unless they are `layers` layers of `workers`.
+        """
+        member = "before" if before else "layers"
         found = (files.get(self._root, file_name(model)) or {}).get(member)
         if not isinstance(found, dict) or found.keys() != set(workers):
             return None

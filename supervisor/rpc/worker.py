@@ -12,7 +12,7 @@ import functools
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,27 +82,18 @@ def command(
     program: WorkerProgram, options: WorkerOptions
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return a command line, and a clause for each option that this build does not have."""
-    (path, names), wanted = program, dict(_command_options(options))
-    known = {name: value for name, value in wanted.items() if name in names}
-    words = (word for name, value in known.items() for word in (name, value) if word is not None)
-    dropped = (name for name in wanted if name not in known)
+    path, names = program
+    memory_mib = options.memory_bytes and options.memory_bytes // _MIB
+    wanted = {"--host": options.host, "--port": options.port, "--threads": options.threads}
+    wanted |= {"--device": options.device, "--mem": memory_mib}
+    words = [[name, str(value)] for name, value in wanted.items() if value]
+    words += [["--cache"]] if options.cache else []
+    known = (word for option in words if option[0] in names for word in option)
+    dropped = (name for name, *_ in words if name not in names)
     return (
-        (str(path), *words),
+        (str(path), *known),
         tuple(f"this build's {path.name} has no {name}" for name in dropped),
     )
-
-
-def _command_options(options: WorkerOptions) -> Iterator[tuple[str, str | None]]:
-    yield "--host", options.host
-    yield "--port", str(options.port)
-    if options.threads:
-        yield "--threads", str(options.threads)
-    if options.device:
-        yield "--device", options.device
-    if options.cache:
-        yield "--cache", None
-    if options.memory_bytes:
-        yield "--mem", str(options.memory_bytes // _MIB)
 
 
 def _help(path: Path, library_dirs: tuple[Path, ...]) -> str:

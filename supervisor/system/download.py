@@ -360,7 +360,6 @@ def download_wheel(
     directory: Path,
     size_max_bytes: int,
     progress: Callable[[int, int], None],
-    sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Download the wheel of `NAME==VERSION` into a directory, as `download` does.
 
@@ -379,7 +378,7 @@ def download_wheel(
             return
         if wheel.size_bytes > size_max_bytes:
             raise DownloadFailed(f"{wheel.name} has {wheel.size_bytes} bytes: more than it may")
-        download(HttpClient(client, sleep), wheel, directory, progress, "the index")
+        download(HttpClient(client), wheel, directory, progress, "the index")
 
 
 def _find(client: httpx.Client, index: str, requirement: str) -> RemoteFile | None:

@@ -8,9 +8,11 @@ be swapped out. Source: proc_pid_mountinfo(5); tmpfs(5).
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +21,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final
 
-from supervisor.errors import AccessDenied
+from supervisor.errors import AccessDenied, DiskFull
+from supervisor.output import size
 from supervisor.system.paths import is_ours, make_ours, make_private
 
 _KINDS: Final = (
@@ -143,6 +146,40 @@ def _check(found: os.stat_result) -> None:
         (text for is_kind, text in _KINDS if is_kind(found.st_mode)), "is not a regular file"
     )
     raise NotRegular(None, reason)
+
+
+_NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+def check_space(directory: Path, wanted_bytes: int, subject: str, hint: str) -> None:
+    """Raise DiskFull if the file system of a directory, which need not exist yet, has less space.
+
+    `subject` is the part of the message before the size.
+    """
+    there = next(parent for parent in (directory, *directory.parents) if parent.exists())
+    free_bytes = shutil.disk_usage(there).free
+    if wanted_bytes > free_bytes:
+        message = f"{subject} {size(wanted_bytes)}, but {there} has {size(free_bytes)} free"
+        raise DiskFull(message, hint=hint)
+
+
+@contextlib.contextmanager
+def translate_disk_errors(directory: Path, variable: str, name: str = "") -> Iterator[None]:
+    """Raise DiskFull or AccessDenied for an OSError; `variable` can set another directory."""
+    try:
+        yield
+    except OSError as error:
+        where = f"{name} in {directory}" if name else f"in {directory}"
+        if error.errno in _NO_SPACE:
+            raise DiskFull(
+                f"no space is left for {where}" if name else f"no space is left {where}",
+                hint="free some space, then run the same command again; "
+                "it continues where it stopped",
+            ) from error
+        raise AccessDenied(
+            f"cannot write {where}: {error.strerror or error}",
+            hint=f"make it writable, or set {variable} to another directory",
+        ) from error
 
 
 def key_of(files: Iterable[Path], *more: str) -> str:

@@ -30,7 +30,7 @@ def test_an_option_of_another_build_is_dropped_with_the_reason(engine: Engine) -
 def test_a_build_with_all_options_gets_them() -> None:
     names = {"--host", "--port", "--threads", "--device", "--cache", "--mem"}
     argv, dropped = command((Path("/x/rpc-server"), frozenset(names)), ALL)
-    assert argv[-3:] == ("--cache", "--mem", "512")
+    assert argv[-3:] == ("--mem", "512", "--cache")
     assert dropped == ()
 
 

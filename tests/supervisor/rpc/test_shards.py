@@ -16,7 +16,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     path = shares.write("chat", {"a": 24, "b": 6}, {"a": 15, "b": 15})
     assert path.stat().st_mode & 0o777 == 0o600
     assert shares.layers("chat", ["b", "a"], 30) == {"a": 24, "b": 6}
-    assert shares.before("chat", ["b", "a"], 30) == {"a": 15, "b": 15}
+    assert shares.layers("chat", ["b", "a"], 30, before=True) == {"a": 15, "b": 15}
 
 
 def test_a_model_whose_name_has_slashes_has_a_file_in_the_directory(tmp_path: Path) -> None:

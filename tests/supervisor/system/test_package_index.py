@@ -92,6 +92,12 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
         thread.join()
 
 
+@pytest.fixture(autouse=True)
+def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = functools.partial(download_module.HttpClient, sleep=lambda _: None)
+    monkeypatch.setattr(download_module, "HttpClient", client)
+
+
 def fetch(directory: Path, size_max_bytes: int = SIZE_MAX) -> list[tuple[int, int]]:
     steps: list[tuple[int, int]] = []
     download_wheel(
@@ -99,7 +105,6 @@ def fetch(directory: Path, size_max_bytes: int = SIZE_MAX) -> list[tuple[int, in
         directory,
         size_max_bytes,
         lambda done, whole: steps.append((done, whole)),
-        sleep=lambda _: None,
     )
     return steps
 
