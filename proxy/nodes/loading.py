@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final
 
@@ -18,12 +18,9 @@ from multidict import CIMultiDict
 
 from proxy.common.headers import HOP
 from proxy.errors import Unavailable, UpstreamFailed, UpstreamTimeout
-from proxy.nodes.configured import ConfiguredNode, NodeTimes
-from proxy.nodes.model_list import RemoteModel
-from proxy.nodes.monitor import NodeMonitor
-from proxy.observe.record import Emit
-from proxy.router.router import Router
-from proxy.settings import ProxySettings
+from proxy.nodes.configured import ConfiguredNode
+from proxy.nodes.model_list import RemoteModel, served_id
+from proxy.nodes.monitor import NodeMonitor, NodeMonitors
 from proxy.upstream.client import UpstreamRequest
 
 _FIRST_S: Final = 30.0
@@ -72,27 +69,11 @@ _REASON_MAX_CHARACTERS: Final = 256
 _RETRY_AFTER_S: Final = 30
 
 
-# Models that nodes have not loaded, each with its node and its id here.
-Offers = Callable[[], Iterable[tuple[NodeMonitor, RemoteModel, str]]]
-
-
 class RemoteLoading:
-    """Has nodes load models; `offers` returns their models that are not loaded."""
+    """Has nodes load models that are not loaded."""
 
-    def __init__(
-        self,
-        router: Router,
-        settings: ProxySettings,
-        offers: Offers,
-        emit: Emit,
-        times: NodeTimes,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._router = router
-        self._settings = settings
-        self._offers = offers
-        self._emit = emit
-        self._times = times
+    def __init__(self, nodes: NodeMonitors, clock: Callable[[], float] = time.monotonic) -> None:
+        self._nodes = nodes
         self._clock = clock
         self._refusals = LoadRefusals(clock)
         self._locks: dict[str, asyncio.Lock] = {}
@@ -107,10 +88,10 @@ class RemoteLoading:
         Raises Unavailable: no node loads it.
         """
         async with self._locks.setdefault(model, asyncio.Lock()):
-            while not self._router.serves(model):
+            while not self._nodes.router.serves(model):
                 if not self._is_loading(model):
                     await self._ask_one(model)
-                await asyncio.sleep(self._times.loading_poll_s)
+                await asyncio.sleep(self._nodes.times.loading_poll_s)
                 for monitor, _ in self._loadable(model):
                     monitor.poll_now()
 
@@ -118,7 +99,7 @@ class RemoteLoading:
         """Have another node load a model while requests wait for it, until cancelled."""
         waiting: set[str] = set()
         while True:
-            await asyncio.sleep(self._times.waiting_look_s)
+            await asyncio.sleep(self._nodes.times.waiting_look_s)
             before, waiting = waiting, self._waited_for()
             for model in before & waiting:
                 if self._loadable_now(model) and not self._is_loading(model):
@@ -133,11 +114,11 @@ class RemoteLoading:
             if reason is None:
                 self._refusals.forget(node, remote_id)
                 self._asked_until_s[node, remote_id] = self._clock() + _BEGINS_S
-                self._emit("node.load_requested", node=node, model=remote_id)
+                self._nodes.emit("node.load_requested", node=node, model=remote_id)
                 monitor.poll_now()
                 return
             self._refusals.add(node, remote_id, reason)
-            self._emit("node.load_refused", node=node, model=remote_id, reason=reason)
+            self._nodes.emit("node.load_refused", node=node, model=remote_id, reason=reason)
         reasons = [
             f"{monitor.node.name}: {self._refusals.reason(monitor.node.name, remote_model.id)}"
             for monitor, remote_model in self._loadable(model)
@@ -152,7 +133,9 @@ class RemoteLoading:
         headers = CIMultiDict({HOP: "1", "Content-Type": "application/json"})
         request = UpstreamRequest("POST", "/models/load", "", headers, body)
         try:
-            answer = await node.fetch(request, self._settings, _ASK_TIMEOUT_S, _ANSWER_MAX_BYTES)
+            answer = await node.fetch(
+                request, self._nodes.settings, _ASK_TIMEOUT_S, _ANSWER_MAX_BYTES
+            )
         except (UpstreamFailed, UpstreamTimeout) as error:
             return str(error)
         return None if answer.status == 200 else _message(answer.body, answer.status)
@@ -171,10 +154,12 @@ class RemoteLoading:
         return [(monitor, found) for monitor, found, here in self._all_loadable() if here == model]
 
     def _all_loadable(self) -> Iterator[tuple[NodeMonitor, RemoteModel, str]]:
-        for monitor, remote_model, here in self._offers():
-            is_asked = monitor.is_up and monitor.node.settings.load == "idle"
-            if is_asked and not remote_model.is_loaded:
-                yield monitor, remote_model, here
+        local = self._nodes.local()
+        for monitor in self._nodes:
+            if monitor.is_up and monitor.node.settings.load == "idle":
+                for remote_model in monitor.remote_models:
+                    if not remote_model.is_loaded and (here := served_id(remote_model, local)):
+                        yield monitor, remote_model, here
 
     def _loadable_now(self, model: str) -> list[tuple[NodeMonitor, RemoteModel]]:
         """Return the nodes that may be asked now, the least busy first."""
@@ -184,17 +169,17 @@ class RemoteLoading:
             if remote_model.state == "unloaded"
             and self._refusals.reason(monitor.node.name, remote_model.id) is None
         ]
-        in_flight = self._router.count_in_flight
+        in_flight = self._nodes.router.count_in_flight
         return sorted(found, key=lambda pair: sum(map(in_flight, pair[0].upstreams())))
 
     def _waited_for(self) -> set[str]:
         """Return the models for which requests wait although an instance serves them."""
         models = {here for _, _, here in self._all_loadable()}
-        demands = {model: self._router.demand(model) for model in models}
+        demands = {model: self._nodes.router.demand(model) for model in models}
         return {
             model
             for model, demand in demands.items()
-            if demand.waiting > demand.held_back and self._router.serves(model)
+            if demand.waiting > demand.held_back and self._nodes.router.serves(model)
         }
 
 

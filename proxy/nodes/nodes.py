@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import random
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Literal, NoReturn
@@ -35,7 +35,6 @@ from proxy.nodes.loading import RemoteLoading
 from proxy.nodes.model_list import (
     NO_NODE,
     OfferedModel,
-    RemoteModel,
     RemoteModels,
     merge_models,
     names_of,
@@ -159,7 +158,7 @@ class Nodes:
         self._configured: dict[str, ConfiguredNode] = {}
         self._monitors = NodeMonitors(router, local.names, settings, emit, self._note_change, times)
         self._discoveries: dict[str, Discovery] = {}
-        self._loading = RemoteLoading(router, settings, self._offers, emit, times)
+        self._loading = RemoteLoading(self._monitors)
         self._merged = RemoteModels(ModelNames(()))
         self._names = ModelNames(())
         self._named = self._merged, self._names  # the arguments of `_names`
@@ -272,13 +271,6 @@ class Nodes:
                 self._merge, self._local.names(), self._all_offers()
             )
             self._merged_version = version
-
-    def _offers(self) -> Iterator[tuple[NodeMonitor, RemoteModel, str]]:
-        local = self._local.names()
-        for monitor in self._monitors:
-            for remote_model in monitor.remote_models:
-                if not remote_model.is_loaded and (model := served_id(remote_model, local)):
-                    yield monitor, remote_model, model
 
     def _note_change(self) -> None:
         self._version += 1

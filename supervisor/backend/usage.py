@@ -250,9 +250,8 @@ class UsageRecorder(Part):
             requests.add_metric(labels, usage.requests)
             slot_s.add_metric(labels, usage.slot_s)
             cpu_s.add_metric(labels, usage.cpu_s)
-            tokens.add_metric((*labels, "prompt"), usage.prompt_tokens)
-            tokens.add_metric((*labels, "cached"), usage.cached_tokens)
-            tokens.add_metric((*labels, "generated"), usage.generated_tokens)
+            for kind in ("prompt", "cached", "generated"):
+                tokens.add_metric((*labels, kind), getattr(usage, f"{kind}_tokens"))
         yield from (requests, tokens, slot_s, cpu_s)
 
     # The daemon's task.

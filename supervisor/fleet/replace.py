@@ -25,9 +25,8 @@ from supervisor.fleet.fleet import START_OVER, Fleet
 from supervisor.fleet.launches import ReplicaId
 from supervisor.fleet.model import Replica
 from supervisor.fleet.planner import LaunchPlanner
-from supervisor.fleet.start_memory import OUT_OF_MEMORY
+from supervisor.fleet.start_memory import OUT_OF_MEMORY, usable_bytes
 from supervisor.fleet.stats import own_bytes
-from supervisor.plan.fit import RESERVE_SHARE
 from supervisor.plan.plan import Plan
 from supervisor.system import machine
 from supervisor.system.machine import Machine
@@ -66,10 +65,6 @@ def need_bytes(own_bytes: int, before: Plan, after: Plan) -> int:
     is_same_file = before.gguf.fingerprint == after.gguf.fingerprint
     weights = 0 if is_same_file and before.gguf.path == after.gguf.path else coming.mapped_bytes
     return coming.own_at_start_bytes + beyond + weights
-
-
-def fits(need: int, *, available_bytes: int, memory_bytes: int) -> bool:
-    return need <= available_bytes - memory_bytes * RESERVE_SHARE
 
 
 _BEGUN: Final = frozenset(State) - {State.STOPPED}
@@ -131,9 +126,10 @@ class Replacer:
         return _failure(replica, snapshot, stays=True) if snapshot.wanted else False
 
     def _strategy(self, replica: Replica, after: Plan) -> ReplaceStrategy:
-        has_room = self._has_room(replica, after) and not bool(
-            after.workers or (replica.plan and replica.plan.workers)
-        )
+        need = successor_bytes(replica, after)
+        has_memory = need is None or need <= usable_bytes(self._read_machine())
+        has_workers = bool(after.workers or (replica.plan and replica.plan.workers))
+        has_room = has_memory and not has_workers
         return strategy_for(replica.instance.snapshot(), has_room=has_room)
 
     async def _replace_rolling(self, old: Replica, planner: LaunchPlanner) -> ReplicaFailure | None:
@@ -172,13 +168,6 @@ class Replacer:
             self._fleet.apply_settings(replica, before)
             replica.instance.start()
         return _failure(replica, snapshot, stays=served)
-
-    def _has_room(self, replica: Replica, after: Plan) -> bool:
-        need = successor_bytes(replica, after)
-        here = self._read_machine()
-        return need is None or fits(
-            need, available_bytes=here.memory_available_bytes, memory_bytes=here.memory_bytes
-        )
 
 
 def successor_bytes(replica: Replica, after: Plan) -> int | None:

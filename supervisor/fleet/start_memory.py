@@ -18,6 +18,7 @@ from supervisor.plan.fit import RESERVE_SHARE
 from supervisor.plan.plan import Plan
 from supervisor.plan.shortage import next_reduction, shortage
 from supervisor.system import machine
+from supervisor.system.machine import Machine
 
 # A listing takes 50 ms and more; one of this age is fresh enough to decide what to unload.
 _FRESH_S: Final = 0.2
@@ -171,6 +172,9 @@ class StartMemory:
 
 
 def _exceeds_host(found: Estimate) -> bool:
-    here = machine.read()
-    reserve_bytes = int(here.memory_bytes * RESERVE_SHARE)
-    return found.own_at_start_bytes > here.memory_available_bytes - reserve_bytes
+    return found.own_at_start_bytes > usable_bytes(machine.read())
+
+
+def usable_bytes(here: Machine) -> int:
+    """Return the main memory that may be taken now: what is available, less a reserve."""
+    return here.memory_available_bytes - int(here.memory_bytes * RESERVE_SHARE)

@@ -145,7 +145,8 @@ def decide(
     load: list[str] = []
     room, returns_s = Actions(), math.inf
     for wanted in queue(models):
-        free_soon = _free_soon(free, returning, models)
+        unloading = (model.required for model in models if model.phase == "unloading")
+        free_soon = _with(free, [returning, *unloading])
         if fits(wanted.required, free):
             found = None
         elif wanted.is_only_for_others:
@@ -243,14 +244,10 @@ def _make_room_for_others(
     return Actions(unload=_reasons_for(wanted, victims))
 
 
-def _free_soon(free: Bytes, returning: Bytes, models: Iterable[ModelState]) -> Bytes:
-    """Return the free memory with that of unloading models and of ended engines."""
+def _with(free: Bytes, more: Iterable[Bytes]) -> Bytes:
     total = Counter(dict(free))
-    total.update(returning)
-    for model in models:
-        if model.phase == "unloading":
-            for name, size in model.required.items():
-                total[name] += size
+    for size_bytes in more:
+        total.update(size_bytes)
     return total
 
 
@@ -287,26 +284,23 @@ def choose_victims(
     required: Bytes, free: Bytes, models: Iterable[ModelState]
 ) -> tuple[str, ...] | None:
     """Return the models to unload, in order, none just loaded; None if all are not enough."""
+
+    def has_room(unloaded: Sequence[ModelState]) -> bool:
+        return fits(required, _with(free, (model.required for model in unloaded)))
+
     candidates = [model for model in models if not _residency_left_s(model)]
     chosen: list[ModelState] = []
     for candidate in sorted(candidates, key=lambda candidate: candidate.eviction_value):
-        if fits(required, _free_after(free, chosen)):
+        if has_room(chosen):
             break
         chosen.append(candidate)
-    if not fits(required, _free_after(free, chosen)):
+    if not has_room(chosen):
         return None
     for spared in reversed(tuple(chosen)):
         others = [candidate for candidate in chosen if candidate is not spared]
-        if fits(required, _free_after(free, others)):
+        if has_room(others):
             chosen = others
     return tuple(candidate.name for candidate in chosen)
-
-
-def _free_after(free: Bytes, unloaded: Sequence[ModelState]) -> Bytes:
-    total = Counter(dict(free))
-    for candidate in unloaded:
-        total.update(candidate.required)
-    return total
 
 
 def _reasons_for(wanted: ModelState, victims: Iterable[str]) -> Mapping[str, str]:

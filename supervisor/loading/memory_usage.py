@@ -19,9 +19,9 @@ from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.launches import LaunchFingerprint
 from supervisor.fleet.model import Model, Replica
 from supervisor.fleet.planner import LaunchPlanner
+from supervisor.fleet.start_memory import usable_bytes
 from supervisor.fleet.stats import memory_bytes, own_bytes
 from supervisor.plan.estimate import Estimate
-from supervisor.plan.fit import RESERVE_SHARE
 from supervisor.plan.setting import SettingsByFlag as FlagSettings
 from supervisor.plan.setting import values
 from supervisor.system import machine
@@ -155,8 +155,7 @@ class MemoryUsage:
                 left.subtract(required)
                 outstanding += max(0, required[HOST] - sum(map(_resident, present)))
         left.subtract(self.returning)
-        here = self._read_machine()
-        available = here.memory_available_bytes - int(here.memory_bytes * RESERVE_SHARE)
+        available = usable_bytes(self._read_machine())
         return {**left, HOST: min(left[HOST], available - outstanding)}
 
     def required_bytes(self, models: Iterable[Model]) -> Mapping[str, Bytes]:

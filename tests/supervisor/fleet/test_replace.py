@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.samples import GIB, engine, model
+from support.samples import GIB, engine, machine, model
 
 from supervisor.builds.help import FlagValue
 from supervisor.engine.client import Endpoint
 from supervisor.engine.states import InstanceSnapshot, State
-from supervisor.fleet.replace import fits, need_bytes, serves, strategy_for
+from supervisor.fleet.replace import need_bytes, serves, strategy_for
+from supervisor.fleet.start_memory import usable_bytes
 from supervisor.models.metadata import Gguf
 from supervisor.plan.estimate import MemoryInputs
 from supervisor.plan.plan import Plan
@@ -94,5 +95,5 @@ def test_memory_beyond_the_estimate_is_expected_of_the_successor() -> None:
 
 @given(need=st.integers(0, 8 * GIB), available=st.integers(0, 8 * GIB))
 def test_a_reserve_of_a_twentieth_is_left(need: int, available: int) -> None:
-    has_room = fits(need, available_bytes=available, memory_bytes=20 * GIB)
-    assert has_room == (available - need >= GIB)
+    here = machine(memory_available_bytes=available, memory_bytes=20 * GIB)
+    assert (need <= usable_bytes(here)) == (available - need >= GIB)
