@@ -21,7 +21,6 @@ from proxy.cache.save_policy import OperationCounts
 from proxy.common.background_tasks import FAILURES
 from proxy.endpoints.slots import SlotTotals, all_slots, totals_of
 from proxy.observe.metrics import (
-    BY_INSTANCE,
     COUNTERS,
     HISTOGRAMS,
     Histogram,
@@ -30,6 +29,7 @@ from proxy.observe.metrics import (
     Scrape,
     Scraped,
     encoder,
+    families,
     merge_families,
     passes_of,
 )
@@ -42,56 +42,37 @@ from proxy.router.slots import TierUse
 from proxy.settings import ProxySettings
 from proxy.upstream.upstream import Upstream
 
-_BY_TIER: Final[Mapping[str, tuple[str, Callable[[TierUse], float]]]] = {
-    "prompts_by_tier": (
-        "Prompts by the tier in which some of them was found; none: in none.",
-        lambda use: use.prompts,
-    ),
-    "prompt_tokens_by_tier": (
-        "Prompt tokens by the tier in which they were found; none: computed.",
-        lambda use: use.tokens,
-    ),
-    "prefill_saved_seconds": (
-        "Time that computing the found tokens would have taken, less that of restores.",
-        lambda use: use.saved_s,
-    ),
+_BY_TIER: Final[Mapping[str, Callable[[TierUse], float]]] = {
+    "prompts_by_tier": lambda use: use.prompts,
+    "prompt_tokens_by_tier": lambda use: use.tokens,
+    "prefill_saved_seconds": lambda use: use.saved_s,
 }
-_BY_OPERATION: Final[Mapping[str, tuple[str, Callable[[OperationCounts], float]]]] = {
-    "slot_file_operations": (
-        "Slots written to a file while the model serves, or filled from one.",
-        lambda counts: counts.done,
-    ),
-    "slot_file_failures": (
-        "Saves and restores of single slots that failed.",
-        lambda counts: counts.failures,
-    ),
-    "slot_file_tokens": ("Tokens saved and restored.", lambda counts: counts.tokens),
-    "slot_file_bytes": ("Bytes saved and restored.", lambda counts: counts.size_bytes),
-    "slot_file_seconds": (
-        "Time that engines took to save and restore.",
-        lambda counts: counts.duration_s,
-    ),
+_BY_OPERATION: Final[Mapping[str, Callable[[OperationCounts], float]]] = {
+    "slot_file_operations": lambda counts: counts.done,
+    "slot_file_failures": lambda counts: counts.failures,
+    "slot_file_tokens": lambda counts: counts.tokens,
+    "slot_file_bytes": lambda counts: counts.size_bytes,
+    "slot_file_seconds": lambda counts: counts.duration_s,
 }
 
 
 def cache_metrics(router: Router) -> Iterator[Metric]:
     """Yield the counters of caches and slot files since the start."""
     uses, storage = router.cache_use.models, router.storage.counts
-    for name, (text, of_tier) in _BY_TIER.items():
+    for name, of_tier in _BY_TIER.items():
         by_tier: _Values = {
             (model, tier): of_tier(use[tier]) for model, use in uses.items() for tier in use
         }
-        yield _counter(name, ("model", "tier"), text, by_tier)
-    for name, (text, of_operation) in _BY_OPERATION.items():
+        yield _counter(name, by_tier)
+    for name, of_operation in _BY_OPERATION.items():
         done: _Values = {
             (model, operation): of_operation(counts[operation])
             for model, counts in storage.items()
             for operation in counts
         }
-        yield _counter(name, ("model", "operation"), text, done)
-    text = "Saves of conversations that were skipped, by the reason."
+        yield _counter(name, done)
     skipped: _Values = dict(router.saves_skipped.items())
-    yield _counter("slot_file_saves_skipped", ("model", "reason"), text, skipped)
+    yield _counter("slot_file_saves_skipped", skipped)
 
 
 _PREFIX: Final = "corral_"
@@ -100,26 +81,14 @@ _ENDS: Final = ("requests_finished", "requests_failed", "requests_cancelled")
 _PASSES_AGE_MAX_S: Final = 10.0
 _Values = Mapping[tuple[str, ...], float]
 
-_OF_INSTANCE: Final[Mapping[str, tuple[str, Callable[[InstanceStats, SlotTotals], float]]]] = {
-    "slots": ("Slots.", lambda _, totals: totals.num_slots),
-    "slots_prefill": ("Slots that process a prompt.", lambda _, totals: totals.num_prefill),
-    "slots_decode": ("Slots that generate tokens.", lambda _, totals: totals.num_decode),
-    "conversations": (
-        "Conversations whose next turn is routed here.",
-        lambda instance, _: instance.conversations,
-    ),
-    "prefill_tokens_per_second": (
-        "Prompt tokens computed per second, running average.",
-        lambda instance, _: instance.prefill_tps,
-    ),
-    "decode_tokens_per_second": (
-        "Tokens generated per second and request, running average.",
-        lambda instance, _: instance.decode_tps,
-    ),
-    "routing_weight": (
-        "Share of the model's requests, as a multiple of an average instance's.",
-        lambda instance, _: instance.weight.value,
-    ),
+_OF_INSTANCE: Final[Mapping[str, Callable[[InstanceStats, SlotTotals], float]]] = {
+    "slots": lambda _, totals: totals.num_slots,
+    "slots_prefill": lambda _, totals: totals.num_prefill,
+    "slots_decode": lambda _, totals: totals.num_decode,
+    "conversations": lambda instance, _: instance.conversations,
+    "prefill_tokens_per_second": lambda instance, _: instance.prefill_tps,
+    "decode_tokens_per_second": lambda instance, _: instance.decode_tps,
+    "routing_weight": lambda instance, _: instance.weight.value,
 }
 
 
@@ -190,18 +159,17 @@ class Metrics:
         for instance in instances:
             self._counters.begin(instance.upstream.model, instance.upstream.name)
         yield from self._requests(instances, in_flight)
-        for name, (labels, text) in COUNTERS.items():
-            yield _counter(name, labels, text, self._counters.counts[name])
+        for name in COUNTERS:
+            yield _counter(name, self._counters.counts[name])
         failures: _Values = {(task,): count for task, count in FAILURES.counts.items()}
-        yield _counter("task_failures", ("task",), "Failures of internal tasks.", failures)
+        yield _counter("task_failures", failures)
         yield from cache_metrics(router)
         yield from _histograms(self._counters)
         yield from _queues(router.queues.stats())
         yield from _instances(instances, self._clock())
         yield _kv_cache(instances)
         is_read = {_labels(reading.upstream): float(bool(reading.families)) for reading in readings}
-        text = "Whether the engine's own metrics were read."
-        yield _gauge("engine_scrape_success", BY_INSTANCE, text, is_read)
+        yield _gauge("engine_scrape_success", is_read)
         yield from merge_families(family for reading in readings for family in reading.families)
         for collect in self._others:
             yield from collect()
@@ -224,10 +192,8 @@ class Metrics:
         for counter in (in_flight, *(counts[end] for end in _ENDS)):
             for (model, _), count in counter.items():
                 accepted[model,] += count
-        text = "Requests that were not rejected."
-        yield _counter("requests_accepted", ("model",), text, accepted)
-        text = "Requests that an instance is answering."
-        yield _gauge("requests_in_flight", BY_INSTANCE, text, in_flight)
+        yield _counter("requests_accepted", accepted)
+        yield _gauge("requests_in_flight", in_flight)
 
 
 def _engines(router: Router) -> list[Upstream]:
@@ -261,12 +227,13 @@ class VisibleMetrics:
 
 
 def _histograms(counters: RequestCounters) -> Iterator[Metric]:
-    for name, (bounds, text) in HISTOGRAMS.items():
-        family = HistogramMetricFamily(_PREFIX + name, text, labels=BY_INSTANCE)
+    for name, bounds in HISTOGRAMS.items():
+        labels, text = families()[name]
+        family = HistogramMetricFamily(_PREFIX + name, text, labels=labels)
         edges = [*(str(float(bound)) for bound in bounds), "+Inf"]
-        for labels, histogram in counters.histograms[name].items():
+        for values, histogram in counters.histograms[name].items():
             sums = accumulate(histogram.counts)
-            family.add_metric(labels, list(zip(edges, sums, strict=True)), histogram.total)
+            family.add_metric(values, list(zip(edges, sums, strict=True)), histogram.total)
         yield family
 
 
@@ -278,9 +245,9 @@ def _queues(queues: Mapping[str, QueueStats]) -> Iterator[Metric]:
     }
     oldest_s: _Values = {(model,): queue.oldest_wait_s for model, queue in queues.items()}
     expected_s: _Values = {(model,): queue.expected_wait_s for model, queue in queues.items()}
-    yield _gauge("requests_waiting", ("model", "priority"), "Queued requests.", waiting)
-    yield _gauge("oldest_wait_seconds", ("model",), "Wait of the oldest queued request.", oldest_s)
-    yield _gauge("expected_wait_seconds", ("model",), "Expected wait of a new request.", expected_s)
+    yield _gauge("requests_waiting", waiting)
+    yield _gauge("oldest_wait_seconds", oldest_s)
+    yield _gauge("expected_wait_seconds", expected_s)
 
 
 def _kv_cache(instances: Iterable[InstanceStats]) -> Metric:
@@ -291,26 +258,27 @@ def _kv_cache(instances: Iterable[InstanceStats]) -> Metric:
             slots[instance.upstream.model] += instance.upstream.slots
             leased[instance.upstream.model] += len(instance.leases)
     ratios: _Values = {(model,): leased[model] / count for model, count in slots.items() if count}
-    text = "Share of the KV cache whose slots requests hold, from 0 to 1."
-    return _gauge("kv_cache_usage_ratio", ("model",), text, ratios)
+    return _gauge("kv_cache_usage_ratio", ratios)
 
 
 def _instances(instances: Sequence[InstanceStats], now_s: float) -> Iterator[Metric]:
     totals = [(instance, totals_of(all_slots([instance], now_s))) for instance in instances]
-    for name, (text, value) in _OF_INSTANCE.items():
+    for name, value in _OF_INSTANCE.items():
         values = {_labels(instance.upstream): value(instance, total) for instance, total in totals}
-        yield _gauge(name, BY_INSTANCE, text, values)
+        yield _gauge(name, values)
 
 
 def _labels(upstream: Upstream) -> tuple[str, ...]:
     return upstream.model, upstream.name
 
 
-def _counter(name: str, labels: Sequence[str], text: str, values: _Values) -> Metric:
+def _counter(name: str, values: _Values) -> Metric:
+    labels, text = families()[name]
     return _add_values(CounterMetricFamily(_PREFIX + name, text, labels=labels), values)
 
 
-def _gauge(name: str, labels: Sequence[str], text: str, values: _Values) -> Metric:
+def _gauge(name: str, values: _Values) -> Metric:
+    labels, text = families()[name]
     return _add_values(GaugeMetricFamily(_PREFIX + name, text, labels=labels), values)
 
 

@@ -12,7 +12,7 @@ Reading `/metrics` costs an engine: polls at 1 Hz or more delay its notice of di
 So an engine is read only on request, and at most once in two seconds. Each read resets its
 throughputs for all readers, the supervisor too: they are averages since the last read.
 
-`encoder` chooses between two text formats, Prometheus's own and OpenMetrics. Samples have the same
+Labels and descriptions are in `metrics.toml`. `encoder` chooses between two text formats, Prometheus's own and OpenMetrics. Samples have the same
 names in both; the family of a counter lacks `_total` in OpenMetrics.
 
 Source: llama-server builds 10434 and 11434, measured.
@@ -22,11 +22,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+import tomllib
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Any, Final
 
 from prometheus_client import Metric
@@ -69,36 +71,33 @@ _Key = tuple[str, ...]
 # Not `instance`: Prometheus adds a label of that name, the address that it reads.
 BY_INSTANCE: Final = ("model", "model_instance")
 
-COUNTERS: Final[Mapping[str, tuple[Sequence[str], str]]] = {
-    "requests_finished": (BY_INSTANCE, "Requests that an instance answered completely."),
-    "requests_failed": (BY_INSTANCE, "Requests that ended in an error after an instance got them."),
-    "requests_cancelled": (BY_INSTANCE, "Requests whose client disconnected before the end."),
-    "requests_rejected": (("model", "code"), "Requests that no instance got, by error code."),
-    "retries": (BY_INSTANCE, "Retries, by the last instance."),
-    "continued_answers": (
-        BY_INSTANCE,
-        "Answers that an engine went on with after another had been killed, or crashed on trial.",
-    ),
-    "fallbacks": (("model",), "Requests for a model that another one got."),
-    "upstream_failures": (BY_INSTANCE, "Responses that an instance broke off or did not begin."),
-    "prompt_tokens": (BY_INSTANCE, "Prompt tokens computed."),
-    "cached_tokens": (BY_INSTANCE, "Prompt tokens taken from a cache."),
-    "expected_cached_tokens": (BY_INSTANCE, "Prompt tokens that routing expected in a cache."),
-    "expected_tokens_found": (BY_INSTANCE, "Of the expected prompt tokens, those found there."),
-    "decoded_tokens": (BY_INSTANCE, "Tokens generated."),
-    "drafted_tokens": (BY_INSTANCE, "Tokens drafted."),
-    "accepted_tokens": (BY_INSTANCE, "Drafted tokens that were accepted."),
-}
+_COUNTER_NAMES: Final = """
+    requests_finished requests_failed requests_cancelled requests_rejected retries
+    continued_answers fallbacks upstream_failures prompt_tokens cached_tokens
+    expected_cached_tokens expected_tokens_found decoded_tokens drafted_tokens accepted_tokens
+"""
+COUNTERS: Final = tuple(_COUNTER_NAMES.split())
 _TOKENS: Final = tuple(name for name in COUNTERS if name.endswith("_tokens"))
 
 _SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _BRIEF: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.1, 0.2, 0.5, 1.0)
-HISTOGRAMS: Final[Mapping[str, tuple[Sequence[float], str]]] = {
-    "queue_seconds": (_SECONDS, "Time in the queue, a model load included."),
-    "time_to_first_token_seconds": (_SECONDS, "Time from arrival to the first generated token."),
-    "time_per_output_token_seconds": (_BRIEF, "Mean time between two tokens of one response."),
-    "request_seconds": (_SECONDS, "Time from arrival to the end."),
+HISTOGRAMS: Final[Mapping[str, Sequence[float]]] = {
+    "queue_seconds": _SECONDS,
+    "time_to_first_token_seconds": _SECONDS,
+    "time_per_output_token_seconds": _BRIEF,
+    "request_seconds": _SECONDS,
 }
+
+
+@cache
+def families() -> Mapping[str, tuple[Sequence[str], str]]:
+    """Return the labels and the description of each of our metrics."""
+    tables = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+    return {
+        name: (tuple(labels.split()), text)
+        for labels, texts in tables.items()
+        for name, text in texts.items()
+    }
 
 
 class Histogram:
@@ -138,8 +137,8 @@ class RequestCounters:
     def begin(self, model: str, instance: str) -> None:
         """Start an instance's counters at 0: Prometheus ignores an increase to a first value."""
         key = self.labels_of(model, instance)
-        for name, (labels, _) in COUNTERS.items():
-            if labels is BY_INSTANCE:
+        for name in COUNTERS:
+            if families()[name][0] == BY_INSTANCE:
                 self.counts[name].setdefault(key, 0)
         for name in HISTOGRAMS:
             self._histogram(name, key)
@@ -173,7 +172,7 @@ class RequestCounters:
     def _histogram(self, name: str, key: _Key) -> Histogram:
         histograms = self.histograms[name]
         if key not in histograms:
-            histograms[key] = Histogram(HISTOGRAMS[name][0])
+            histograms[key] = Histogram(HISTOGRAMS[name])
         return histograms[key]
 
 
