@@ -12,8 +12,9 @@ Reading `/metrics` costs an engine: polls at 1 Hz or more delay its notice of di
 So an engine is read only on request, and at most once in two seconds. Each read resets its
 throughputs for all readers, the supervisor too: they are averages since the last read.
 
-Labels and descriptions are in `metrics.toml`. `encoder` chooses between two text formats, Prometheus's own and OpenMetrics. Samples have the same
-names in both; the family of a counter lacks `_total` in OpenMetrics.
+Labels and descriptions are in `metrics.toml`. `encoder` chooses between two text formats,
+Prometheus's own and OpenMetrics. Samples have the same names in both; the family of a counter lacks
+`_total` in OpenMetrics.
 
 Source: llama-server builds 10434 and 11434, measured.
 """
