@@ -11,15 +11,8 @@ from typing import Final
 from xml.etree.ElementTree import Element, tostring
 
 from supervisor import __version__, output
-from supervisor.bench.figures import (
-    NO_DIFFERENCE,
-    TOO_FEW,
-    BenchResult,
-    Comparison,
-    Finding,
-    VariantFinding,
-    findings,
-)
+from supervisor.bench import figures
+from supervisor.bench.figures import BenchResult, Comparison, Finding, VariantFinding, findings
 from supervisor.output import printable
 from supervisor.system.files import expand_home, write_atomic
 
@@ -397,7 +390,7 @@ def _headline(found: Sequence[Finding], place: int) -> str:
     ]:
         return f"{' and '.join(counts)} of {len(kinds)} figures"
     verdicts = {row.comparison.verdict for row in variants if row.comparison}
-    return TOO_FEW if verdicts <= {TOO_FEW} else NO_DIFFERENCE
+    return figures.TOO_FEW if verdicts <= {figures.TOO_FEW} else figures.NO_DIFFERENCE
 
 
 def _plots(found: Sequence[Finding]) -> Element:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Final
 
-from supervisor.bench.figures import AMOUNT, RATE, TIME, Words, compare
+from supervisor.bench.figures import AMOUNT, RATE, TIME, Comparison, Words, compare
 from supervisor.bench.tune_space import BASE, GoalName, Variant
 
 # A short answer to a prompt of the measured length.
@@ -54,9 +55,11 @@ class Goal:
 
     def drawback(self, base: Sequence[Figures], other: Sequence[Figures]) -> str | None:
         """Return what gets too much worse, comparing round by round, as a clause, or None."""
-        decode = compare(
-            [figures.decode for figures in base], [figures.decode for figures in other], words=RATE
-        )
+
+        def compared(read: Callable[[Figures], float], words: Words) -> Comparison:
+            return compare([*map(read, base)], [*map(read, other)], words=words)
+
+        decode = compared(attrgetter("decode"), RATE)
         if self.name == "memory":
             too_slow = decode.ratio < _DECODE_KEPT
             return f"it decodes at {decode.ratio:.2f} of the speed" if too_slow else None
@@ -64,11 +67,7 @@ class Goal:
             return None
         if decode.is_different and decode.ratio < _WORSE:
             return f"it decodes {decode.verdict}"
-        first = compare(
-            [figures.first_token_s for figures in base],
-            [figures.first_token_s for figures in other],
-            words=TIME,
-        )
+        first = compared(attrgetter("first_token_s"), TIME)
         if first.is_different and 1 / first.ratio < _WORSE:
             return f"the first token takes {first.verdict}"
         return None

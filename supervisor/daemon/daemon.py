@@ -167,7 +167,7 @@ class Daemon:
             await self.parts.fleet.all_down()
             await self.parts.fleet.slot_files.settle()
         async with self._deadline(HOOKS_STOP_LIMIT_S):
-            await self.parts.hooks.finish()
+            await self.parts.hooks.runner.finish()
         duration_s = round(self._now_s() - self._stopping_at_s, 3)
         self._events.emit("daemon.stopped", duration_s=duration_s)
 

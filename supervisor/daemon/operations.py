@@ -26,9 +26,8 @@ from supervisor.errors import CorralError, HistoryUnavailable, NoSuchRequest, Se
 from supervisor.experiments import capture_lines
 from supervisor.experiments.canaries import Canary
 from supervisor.fleet import cache_commands
-from supervisor.fleet.model import Model, Replica
+from supervisor.fleet.model import Replica
 from supervisor.fleet.reload import ReloadResult
-from supervisor.loading.decide import ModelState, Waiting
 from supervisor.records.store import QUESTIONS
 from supervisor.settings.load import read_models
 
@@ -156,7 +155,12 @@ class DaemonService:
             stopping=is_stopping,
             config=str(path) if path else None,
             models=[
-                self._model_status(model, waiting.get(name), loaded.get(name))
+                model_status.model_status(
+                    model,
+                    [self._instance_status(replica) for replica in model.all_replicas],
+                    waiting.get(name),
+                    loaded.get(name),
+                )
                 for name, model in self._fleet.models.items()
             ],
             nodes=[
@@ -287,12 +291,6 @@ class DaemonService:
     def _memory_bytes(self, replica: Replica) -> int | None:
         facts = replica.instance.snapshot()
         return self._parts.stats.stats_of(facts).memory_bytes if facts.pid else None
-
-    def _model_status(
-        self, model: Model, waiting: Waiting | None, loaded: ModelState | None
-    ) -> messages.ModelStatus:
-        instances = [self._instance_status(replica) for replica in model.all_replicas]
-        return model_status.model_status(model, instances, waiting, loaded)
 
     def _instance_status(self, replica: Replica) -> messages.InstanceStatus:
         facts, is_retiring = replica.instance.snapshot(), self._fleet.is_retiring(replica)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import socket
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -142,18 +142,15 @@ def check_workers(
     running = {worker.name: worker for worker in status.workers} if status else {}
     for name, worker_settings in settings.workers.items():
         address = address_of(name, worker_settings, KnownWorkers())
-        yield (
-            _check_local_worker(address, engine, running)
-            if worker_settings.local
-            else _check_remote_worker(address, engine, running)
-        )
+        check = _check_local_worker if worker_settings.local else _check_remote_worker
+        yield check(address, engine, running.get(name))
 
 
 def _check_local_worker(
-    address: WorkerAddress, engine: Engine, running: Mapping[str, WorkerStatus]
+    address: WorkerAddress, engine: Engine, found: WorkerStatus | None
 ) -> Finding:
     name = f"worker {address.name}"
-    if found := running.get(address.name):
+    if found:
         return _check_running_worker(name, found)
     try:
         path, _ = find(engine)
@@ -167,9 +164,9 @@ def _check_local_worker(
 
 
 def _check_remote_worker(
-    address: WorkerAddress, engine: Engine, running: Mapping[str, WorkerStatus]
+    address: WorkerAddress, engine: Engine, found: WorkerStatus | None
 ) -> Finding:
-    name, found = f"worker {address.name}", running.get(address.name)
+    name = f"worker {address.name}"
     try:
         reached = exposure(socket.gethostbyname(address.host))
     except (OSError, UnicodeError):  # the probe reports it

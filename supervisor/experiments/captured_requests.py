@@ -22,14 +22,8 @@ from supervisor.system.files import open_regular
 _LINE_MAX_BYTES: Final = 64 * 1024**2
 _REQUESTS_MAX: Final = 10_000
 _KINDS: Final = {
-    kind.name.lower(): kind
-    for kind in (
-        EndpointKind.CHAT,
-        EndpointKind.COMPLETION,
-        EndpointKind.LLAMA_COMPLETION,
-        EndpointKind.MESSAGES,
-        EndpointKind.RESPONSES,
-    )
+    name: EndpointKind[name.upper()]
+    for name in ("chat", "completion", "llama_completion", "messages", "responses")
 }
 
 

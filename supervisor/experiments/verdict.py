@@ -35,15 +35,7 @@ from http import HTTPStatus
 from statistics import NormalDist
 from typing import Any, Final, Literal
 
-from supervisor.bench.figures import (
-    RATE,
-    TIME,
-    Comparison,
-    Words,
-    compare,
-    compare_unpaired,
-    requests_to_go,
-)
+from supervisor.bench import figures as bench
 
 # A value, and how many other requests its engine had at that time.
 Value = tuple[float, int]
@@ -100,11 +92,13 @@ _BLOCK_MIN_S: Final = 5.0
 _PAIRS_MIN: Final = 5
 
 
-def compare_over_time(base: Sequence[Timed], other: Sequence[Timed], *, words: Words) -> Comparison:
+def compare_over_time(
+    base: Sequence[Timed], other: Sequence[Timed], *, words: bench.Words
+) -> bench.Comparison:
     """Compare two sides; an interval needs five blocks with requests of both."""
     pairs = list(_pairs(base, other))
     enough = pairs if len(pairs) >= _PAIRS_MIN else pairs[:1]
-    return compare([own for own, _ in enough], [tried for _, tried in enough], words=words)
+    return bench.compare([own for own, _ in enough], [tried for _, tried in enough], words=words)
 
 
 def _pairs(base: Sequence[Timed], other: Sequence[Timed]) -> Iterator[tuple[float, float]]:
@@ -141,7 +135,10 @@ _OTHERS_MAX: Final = 7
 
 
 FigureName = Literal["tokens_per_second", "first_token_s"]
-FIGURES: Final[Mapping[FigureName, Words]] = {"tokens_per_second": RATE, "first_token_s": TIME}
+FIGURES: Final[Mapping[FigureName, bench.Words]] = {
+    "tokens_per_second": bench.RATE,
+    "first_token_s": bench.TIME,
+}
 
 
 class Conversation:
@@ -251,7 +248,7 @@ class FigureVerdict:
     """One figure of both sides."""
 
     medians: Mapping[SideName, float | None]  # of the requests of a side; None without any
-    comparison: Comparison
+    comparison: bench.Comparison
     outcome: str  # the difference with its interval, or what it takes to see one
     # More requests of both sides that would show a 5 % difference; None if unknown.
     to_go: int | None
@@ -283,7 +280,9 @@ def verdict_over_time(figures: TrialFigures) -> TrialVerdict:
     return found, list(filter(None, [_excluded_note(figures)]))
 
 
-def _figure_over_time(base: Sequence[Timed], trial: Sequence[Timed], words: Words) -> FigureVerdict:
+def _figure_over_time(
+    base: Sequence[Timed], trial: Sequence[Timed], words: bench.Words
+) -> FigureVerdict:
     comparison = compare_over_time(base, trial, words=words)
     medians = (_median([[value for _, value, _ in side]]) for side in (base, trial))
     if comparison.is_different:
@@ -295,9 +294,12 @@ def _figure_over_time(base: Sequence[Timed], trial: Sequence[Timed], words: Word
     return FigureVerdict(dict(zip(SIDES, medians, strict=True)), comparison, outcome, None, 0)
 
 
-def _figure(all_base: Conversations, all_trial: Conversations, words: Words) -> FigureVerdict:
+def _figure(all_base: Conversations, all_trial: Conversations, words: bench.Words) -> FigureVerdict:
     base, trial = under_equal_load(all_base, all_trial)
-    comparison, to_go = compare_unpaired(base, trial, words=words), requests_to_go(base, trial)
+    comparison, to_go = (
+        bench.compare_unpaired(base, trial, words=words),
+        bench.requests_to_go(base, trial),
+    )
     compared, known = count(base) + count(trial), count(all_base) + count(all_trial)
     if to_go is not None:
         to_go = to_go * known // compared
@@ -316,7 +318,7 @@ def _median(conversations: Sequence[Sequence[float]]) -> float | None:
     return statistics.median(values) if values else None
 
 
-def _outcome(comparison: Comparison, to_go: int | None) -> str:
+def _outcome(comparison: bench.Comparison, to_go: int | None) -> str:
     if comparison.is_different:
         return comparison.verdict
     if to_go is None:

@@ -182,7 +182,7 @@ class Hooks(Part):
         self._busy_models = busy_models
         self._clock = clock
         self._observer = HookObserver(fleet.cause_of)
-        self._runner = hook_commands.HookRunner(emit)
+        self.runner = hook_commands.HookRunner(emit)
         self._idle_times = IdleTimes(clock())
         self._woken = asyncio.Event()
 
@@ -202,17 +202,13 @@ class Hooks(Part):
     async def serve(self) -> None:
         """Run commands and watch for idleness until cancelled, which kills running commands."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._runner.serve())
+            group.create_task(self.runner.serve())
             while True:
                 pause_s = self._report_idle()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(pause_s):
                         await self._woken.wait()
                 self._woken.clear()
-
-    async def finish(self) -> None:
-        """Wait for running and queued commands; the caller has a deadline."""
-        await self._runner.finish()
 
     def _touch(self, model: str) -> None:
         now_s, is_loaded = self._clock(), model in self._observer.loaded_models
@@ -244,6 +240,6 @@ class Hooks(Part):
         settings = self._reload.settings.hooks
         if commands := settings.commands(event.event):
             directory = hook_commands.hook_directory(self._reload.loaded.path)
-            self._runner.submit(
+            self.runner.submit(
                 hook_commands.HookJob(event, commands, settings.timeout_s, directory)
             )
