@@ -98,35 +98,28 @@ def _by_model(saved: Iterable[Manifest]) -> dict[str, list[Manifest]]:
 def _tiers(
     saved: Sequence[Manifest], contents: CacheContents, use: Mapping[Tier, TierUse]
 ) -> list[messages.TierStatus]:
-    copies: tuple[int | None, int | None, int | None] = (None, None, None)
-    if contents.copied_conversations is not None:
-        copied_bytes = round(contents.copied_bytes)
-        copies = (contents.copied_conversations, contents.copied_tokens, copied_bytes)
-    saved_tokens = sum(manifest.tokens for manifest in saved)
+    copied, copied_bytes = contents.copied_conversations, round(contents.copied_bytes)
+    copies = (copied, contents.copied_tokens, copied_bytes)
+    held: Mapping[Tier, tuple[int | None, int | None, int | None]] = {
+        Tier.SLOT: (contents.conversations, contents.tokens, None),
+        Tier.HOST_CACHE: (None, None, None) if copied is None else copies,
+        Tier.DISK: (len(saved), sum(manifest.tokens for manifest in saved), _size_bytes(saved)),
+    }
+    limit_bytes = contents.host_cache_bytes
+    host_cache_bytes = None if math.isinf(limit_bytes) else round(limit_bytes)
     return [
-        _tier(Tier.SLOT, use, (contents.conversations, contents.tokens, None)),
-        _tier(Tier.HOST_CACHE, use, copies, contents.host_cache_bytes),
-        _tier(Tier.DISK, use, (len(saved), saved_tokens, _size_bytes(saved))),
+        messages.TierStatus(
+            tier=tier.value,
+            conversations=conversations,
+            tokens=tokens,
+            size_bytes=size_bytes,
+            limit_bytes=host_cache_bytes if tier is Tier.HOST_CACHE else None,
+            prompts=use[tier].prompts,
+            found_tokens=use[tier].tokens,
+            saved_s=round(use[tier].saved_s, 3),
+        )
+        for tier, (conversations, tokens, size_bytes) in held.items()
     ]
-
-
-def _tier(
-    tier: Tier,
-    use: Mapping[Tier, TierUse],
-    held: tuple[int | None, int | None, int | None],
-    limit_bytes: float = math.inf,
-) -> messages.TierStatus:
-    conversations, tokens, size_bytes = held
-    return messages.TierStatus(
-        tier=tier.value,
-        conversations=conversations,
-        tokens=tokens,
-        size_bytes=size_bytes,
-        limit_bytes=None if math.isinf(limit_bytes) else round(limit_bytes),
-        prompts=use[tier].prompts,
-        found_tokens=use[tier].tokens,
-        saved_s=round(use[tier].saved_s, 3),
-    )
 
 
 def _file_status(counts: OperationCounts) -> messages.SlotFileStatus:

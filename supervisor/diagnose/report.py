@@ -89,11 +89,8 @@ def without_secrets(
 def _report_value(key: str, value: Any, *, with_prompts: bool) -> Any:
     if isinstance(value, bool | int | float) or value is None:
         return value
-    if _SECRET.search(key):
-        return HIDDEN
-    if _TEXTS.search(key) and not with_prompts:
-        return HIDDEN
-    return value
+    is_hidden = _SECRET.search(key) or (_TEXTS.search(key) and not with_prompts)
+    return HIDDEN if is_hidden else value
 
 
 _DISTRIBUTION: Final = "llama-corral"
@@ -332,28 +329,21 @@ def read_logs(where: Directories, *, with_prompts: bool) -> tuple[list[Part], bo
     """Return the logs, and whether an engine was verbose, so that its log has clients' texts."""
     parts, is_verbose = [], False
     for path in list(where.engine_logs().values())[:_FILES_MAX]:
-        name = f"logs/{path.name}"
-        if with_prompts:
-            parts.append(_part(name, _lines(path), _ENGINE_LINES_MAX))
-            continue
-        log_filter = LogFilter()
-        lines = list(log_filter.read(_lines(path)))
+        log_filter, lines = LogFilter(), _lines(path)
+        kept = [*(lines if with_prompts else log_filter.read(lines))]
         is_verbose = is_verbose or log_filter.is_verbose
-        parts.append(_part(name, lines, _ENGINE_LINES_MAX, log_filter.left_out))
-    daemon = _lines(where.daemon_log)
-    if with_prompts:
-        parts.append(_part("logs/daemon.jsonl", daemon, _DAEMON_LINES_MAX))
-    else:
-        events, left_out = without_texts(daemon, has_quotes=is_verbose)
-        parts.append(_part("logs/daemon.jsonl", events, _DAEMON_LINES_MAX, left_out))
+        parts.append(_part(path.name, kept, _ENGINE_LINES_MAX, log_filter.left_out))
+    events, left_out = [*_lines(where.daemon_log)], 0
+    if not with_prompts:
+        events, left_out = without_texts(events, has_quotes=is_verbose)
+    parts.append(_part("daemon.jsonl", events, _DAEMON_LINES_MAX, left_out))
     return parts, is_verbose
 
 
-def _part(name: str, lines: Iterable[str], most: int, left_out: int = 0) -> Part:
-    kept = list(lines)[-most:]
+def _part(name: str, lines: Sequence[str], most: int, left_out: int) -> Part:
     noun = "line that may hold" if left_out == 1 else "lines that may hold"
     note = f"{left_out} {noun} a prompt or an answer" if left_out else None
-    return Part(name, "\n".join([*kept, ""]), note)
+    return Part(f"logs/{name}", "\n".join([*lines[-most:], ""]), note)
 
 
 def _lines(path: Path) -> Iterator[str]:

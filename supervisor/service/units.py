@@ -1,13 +1,15 @@
 """Writes, installs and inspects the files of a systemd service; drafts files for other systems.
 
+The files stand beside this module, with gaps such as `{commands}` on lines of their own.
+
 Files with keys are passed to the daemon as credentials of its service: the manager reads them as
 root and shows a copy to the service alone, so they may belong to root.
 
 The launch agent for macOS and the logon task for Windows are untested, and say so.
 
 Source: systemd.syntax(7); systemd.service(5), "Command lines"; systemd.unit(5), "Specifiers", `%d`;
-systemd.exec(5), `LoadCredential=` and sandboxing; systemd.resource-control(5); launchd.plist(5);
-schtasks, "schtasks create".
+systemd.exec(5), `LoadCredential=` and sandboxing; systemd.resource-control(5); sysusers.d(5);
+launchd.plist(5); schtasks, "schtasks create".
 """
 
 from __future__ import annotations
@@ -42,10 +44,6 @@ def fill(template: str, **lines: Iterable[str]) -> str:
     return text
 
 
-def _marked(name: str, text: str) -> str:
-    return f"{MARK}\n# `systemctl edit {name}`.\n\n{text}"
-
-
 def command_line(words: Iterable[str]) -> str:
     return " ".join(_quote_word(escape_unit(word).replace("$", "$$")) for word in words)
 
@@ -72,8 +70,7 @@ def _quote_word(text: str) -> str:
 Scope = Literal["user", "system"]
 
 NAME: Final = "llama-corral"
-# The account of a system service, and the groups that own GPU devices on most distributions.
-ACCOUNT: Final = NAME
+# The groups that own GPU devices on most distributions.
 SERVICE: Final = f"{NAME}.service"
 SOCKET: Final = f"{NAME}.socket"
 ACCOUNTS: Final = f"{NAME}.conf"
@@ -172,7 +169,7 @@ def socket_unit(settings: ProxySettings) -> str | None:
     lines += ["BindIPv6Only=ipv6-only"] if address.version == 6 else []
     # The interface of the address may come up later.
     lines += [] if address.is_loopback or address.is_unspecified else ["FreeBind=yes"]
-    return _marked(SOCKET, fill(SOCKET, listen=lines))
+    return fill(SOCKET, listen=lines)
 
 
 def service_unit(facts: ServiceFacts) -> str:
@@ -185,7 +182,7 @@ def service_unit(facts: ServiceFacts) -> str:
         credentials=credential_lines(facts.settings),
         hidden=_hidden(facts.read_paths),
     )
-    text = fill(
+    return fill(
         SERVICE,
         order=[
             f"After=network.target{f' {SOCKET}' if has_socket else ''}",
@@ -204,10 +201,8 @@ def service_unit(facts: ServiceFacts) -> str:
         system=system.splitlines() if is_system else [],
         target=[f"WantedBy={'multi-user' if is_system else 'default'}.target"],
     )
-    return _marked(SERVICE, text)
 
 
-_STATE: Final = f"/var/lib/{NAME}"
 # The files that an installation may have, by their paths.
 SYSTEM_PATHS: Final = (
     Path("/etc/systemd/system") / SERVICE,
@@ -223,13 +218,8 @@ def user_paths(directory: Path) -> tuple[Path, ...]:
 def service_files(facts: ServiceFacts, paths: Iterable[Path]) -> dict[Path, str]:
     """Return the text of each of the paths that the service needs."""
     texts = {SERVICE: service_unit(facts), SOCKET: socket_unit(facts.settings.proxy)}
-    texts[ACCOUNTS] = account()
+    texts[ACCOUNTS] = fill(ACCOUNTS)
     return {path: text for path in paths if (text := texts[path.name])}
-
-
-def account() -> str:
-    """Return the declaration of the account, which never logs in. Source: sysusers.d(5)."""
-    return f'{MARK}\n# another file of this directory.\nu {ACCOUNT} - "llama-corral" {_STATE}\n'
 
 
 _NOTE: Final = (
