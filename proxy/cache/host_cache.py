@@ -132,7 +132,7 @@ class PromptMatcher:
 # Source: server_prompt_cache::load, "don't trash large prompts".
 _KEPT_MIN: Final = 0.25
 # The last token of an answer is not in the cache, nor is the one that ends it.
-_TOKENS_AWAY_MAX: Final = 2
+TOKENS_AWAY_MAX: Final = 2
 # The state and its checkpoints.
 _STATES: Final = 4
 # Below this share of hits, nothing in the cache is believed.
@@ -259,7 +259,7 @@ class HostCache:
         copy = self._latest.get(conversation)
         # The client changed the prompt, for instance left out the answer's reasoning: this turn's
         # copy will not contain the old one.
-        if copy and cached_tokens < copy.content.tokens - _TOKENS_AWAY_MAX:
+        if copy and cached_tokens < copy.content.tokens - TOKENS_AWAY_MAX:
             del self._latest[conversation]
 
     def note_return(self, conversation: object) -> None:

@@ -167,7 +167,7 @@ class Prompt:
         """Return the hash of this prompt with an assistant's message (OpenAI's chat API)."""
         hasher = self._hash.copy()
         hasher.update(b"".join(answer_parts(reply)))
-        return _number(hasher) ^ self._name
+        return int.from_bytes(hasher.digest(), "big") ^ self._name
 
     def shared_turn_hash(self, turn_hash: int) -> int:
         """Return a turn hash as other machines know it: without an owner that shares caches."""
@@ -214,7 +214,7 @@ def read_prompt(
     turn_hashes = []
     for part in parts[earlier:]:
         hasher.update(part)
-        turn_hashes.append(_number(hasher) ^ name)
+        turn_hashes.append(int.from_bytes(hasher.digest(), "big") ^ name)
     first = next((at for at, part in enumerate(parts) if part.startswith(_OF_USER)), 0)
     seed = [model, lora, owner.name] if owner.is_alone else [model, lora]
     return Prompt(
@@ -237,7 +237,7 @@ def toggle_model_name(turn_hash: int, model: str) -> int:
 
 def session_hash(model: str, client: str, session: str) -> int:
     """Hash a client's own name for a conversation; no other client can share it."""
-    return _number(_new_hasher(orjson.dumps([model, client, session])))
+    return int.from_bytes(_new_hasher(orjson.dumps([model, client, session])).digest(), "big")
 
 
 def part_hashes(parts: Iterable[Part]) -> tuple[int, ...]:
@@ -256,10 +256,6 @@ def _name_hash(model: str) -> int:
 
 def _new_hasher(seed: bytes, size_bytes: int = _HASH_BYTES) -> hashlib.blake2b:
     return hashlib.blake2b(seed, digest_size=size_bytes)
-
-
-def _number(hasher: hashlib.blake2b) -> int:
-    return int.from_bytes(hasher.digest(), "big")
 
 
 # Parts of a prompt.
@@ -284,7 +280,7 @@ def _numbered_parts(kind: EndpointKind, members: Mapping[str, Any]) -> list[_Num
     found: list[_Numbered] = []
     if names := _CONVERSATIONS.get(kind):
         system, messages = names
-        before += _content("system", members.get(system))
+        before += _content("system", members.get(system)) if system else []
         given = members.get(messages)
         if isinstance(given, str):
             given = [{"role": "user", "content": given}]

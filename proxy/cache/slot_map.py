@@ -36,7 +36,7 @@ from typing import Final
 
 from proxy.cache.fingerprint import RestoredSlot
 from proxy.cache.holders import Conversation
-from proxy.cache.host_cache import EMPTY, HostCache, SlotContent
+from proxy.cache.host_cache import EMPTY, TOKENS_AWAY_MAX, HostCache, SlotContent
 from proxy.cache.prompt import ANYONE, CacheOwner, Prompt, continues, shared_blocks
 from proxy.upstream.engine_state import SlotState
 
@@ -163,8 +163,6 @@ def _group(owner: CacheOwner) -> CacheOwner:
 _FRESH_S: Final = 5.0
 # Below this, recomputing is as fast as finding the prefix.
 _WORTH_BLOCKS: Final = 4
-# The last token of an answer is not in the cache, nor is the one that ends it.
-_TOKENS_AWAY_MAX: Final = 2
 
 
 # How sure the number of a slot is: only from the order of use; known when the slot was last used,
@@ -278,7 +276,7 @@ class SlotMap:
         return sum(slot.conversation is not None for slot in self._slots)
 
     def find(self, conversation: Conversation | None) -> Slot | None:
-        held = (slot for slot in self._slots if slot.conversation is conversation)
+        held = (slot for slot in self._slots if slot.content.conversation is conversation)
         return next(held, None) if conversation else None
 
     def holds(self, conversation: Conversation) -> bool:
@@ -445,7 +443,7 @@ class SlotMap:
         """Note the content of a slot after a response, unless the next request already uses it."""
         if slot.is_idle:
             for other in self._slots:
-                if other.conversation is conversation:
+                if other.content.conversation is conversation:
                     other.content = EMPTY
             slot.content = SlotContent(conversation, tokens, blocks)
 
@@ -601,4 +599,4 @@ def _holds(slot: Slot, content: SlotContent, state: SlotState) -> bool:
     is_idle = content.conversation is not None and not state.is_busy
     if content.task is not None:  # the engine does not report the size of a restored slot
         return is_idle and (slot.id_slot, content.task) == (state.id_slot, state.task)
-    return is_idle and 0 <= content.tokens - state.tokens <= _TOKENS_AWAY_MAX
+    return is_idle and 0 <= content.tokens - state.tokens <= TOKENS_AWAY_MAX

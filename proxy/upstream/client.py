@@ -218,9 +218,8 @@ class UpstreamResponse(asyncio.Protocol):
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
         self._transport = None
+        self.close()
         if self._failure is None and not self._parser.end():
             refusal = tls_refusal(exc) or "closed the connection without an answer"
             self._fail(UpstreamConnectFailed(self._upstream.name, refusal), exc)
