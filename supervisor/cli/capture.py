@@ -278,7 +278,10 @@ class _Replay:
         self._where = directories()
         self._meter = ProgressMeter()
         self._name = "the daemon" if options.is_daemon else options.changes or "present settings"
-        self._recorded = self._recorded_texts()
+        greedy = [request for request in self._requests if captured.is_greedy(request.body)]
+        texts = {request.number: captured.recorded_text(request) for request in greedy}
+        # The captured greedy answers, by number of the request.
+        self._recorded = {number: text for number, text in texts.items() if text is not None}
         self._played: list[experiment.Played] = []  # the answers, in the order of the requests
         # Those with the model's present settings, if needed.
         self._baseline: list[experiment.Played] | None = None
@@ -374,12 +377,6 @@ class _Replay:
         if model_fingerprint(plan.gguf.path) != self._capture.header.get("fingerprint"):
             self._notes.append(f"{plan.gguf.path.name} is not the model file of the capture")
         return base, plan
-
-    def _recorded_texts(self) -> dict[int, str]:
-        """Return the captured greedy answers, by number of the request."""
-        greedy = [request for request in self._requests if captured.is_greedy(request.body)]
-        found = {request.number: captured.recorded_text(request) for request in greedy}
-        return {number: text for number, text in found.items() if text is not None}
 
     async def _play(
         self,

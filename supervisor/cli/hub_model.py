@@ -58,7 +58,10 @@ class MachineFit:
     def fit_of(self, model: Gguf, projector_bytes: int) -> Fit:
         """Plan a model under the default profile; raises SettingsInvalid."""
         if self._engine is None:
-            return self._by_size(model.size_bytes + projector_bytes)
+            size_bytes, most = model.size_bytes + projector_bytes, self.room.host
+            misfit = f"its files take {size(size_bytes)}, but models may use {size(most)}"
+            text = "no engine is installed, so only the size of its files was compared"
+            return text, misfit if size_bytes > most else None
         entry = ModelEntry(file_names.model_name(model.path.name), model.path)
         profile = self._planner.tuned_profiles.profile(entry)
         here = machine.read()
@@ -68,11 +71,6 @@ class MachineFit:
             entry, profile, self._engine, model, here, instances=1, projector_bytes=projector_bytes
         )
         return _text(plan, self.room), misfit_reason(plan.estimate, self.room)
-
-    def _by_size(self, size_bytes: int) -> Fit:
-        misfit = f"its files take {size(size_bytes)}, but models may use {size(self.room.host)}"
-        text = "no engine is installed, so only the size of its files was compared"
-        return text, misfit if size_bytes > self.room.host else None
 
 
 def _text(plan: Plan, room: MemoryCapacity) -> str:

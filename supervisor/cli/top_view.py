@@ -228,7 +228,11 @@ def instance_rows(
     queued = Counter(request.model for request in requests if request.phase == "queued")
     rates = _rates(requests)
     rows = [row for model in status.models for row in _model_rows(model, queued[model.name], rates)]
-    return [_clean_cells(row) for row in (*rows, *map(_node_row, status.nodes))]
+    for node in status.nodes:
+        slots = f"{node.slots_busy}/{node.slots}"
+        cells = ("node", _NONE, node.name, node.state, slots)
+        rows.append((*cells, *[_NONE] * 4, node.reason or ""))
+    return [_clean_cells(row) for row in rows]
 
 
 def _rates(requests: Iterable[RequestStats]) -> dict[str | None, float]:
@@ -264,12 +268,6 @@ def _instance_cells(
         str(instance.restarts),
         error["message"] if error else next(iter(instance.warnings), ""),
     )
-
-
-def _node_row(node: messages.NodeStatus) -> tuple[str, ...]:
-    slots = f"{node.slots_busy}/{node.slots}"
-    rest = [_NONE] * 4
-    return "node", _NONE, node.name, node.state, slots, *rest, node.reason or ""
 
 
 def _clean_cells(cells: Iterable[str]) -> tuple[str, ...]:

@@ -50,7 +50,11 @@ def put_in_tree(tree: Any, place: Place, value: Any) -> None:
     for number, step in enumerate(place):
         key, rest = _key(tree, step), place[number + 1 :]
         if key is ABSENT:
-            _add(tree, step, nest_value(rest, value))
+            value = nest_value(rest, value)
+            if isinstance(step, str):
+                tree[step] = value
+            else:
+                tree.append(value)
             return
         if not rest:
             tree[key] = value
@@ -76,13 +80,6 @@ def _key(tree: Any, step: Step) -> Any:
     name, value = step
     items = (at for at, item in enumerate(tree) if isinstance(item, MutableMapping))
     return next((at for at in items if tree[at].get(name) == value), ABSENT)
-
-
-def _add(tree: Any, step: Step, value: Any) -> None:
-    if isinstance(step, str):
-        tree[step] = value
-    else:
-        tree.append(value)
 
 
 _LINE: Final = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)")
