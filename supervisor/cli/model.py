@@ -268,13 +268,14 @@ def _check_unused(model: StoredModel, where: Directories) -> None:
         status = Client(where.control_socket).status()
     except errors.NotRunning:
         return
-    files = {str(model.path), *map(str, model.files)}
+    files = {os.path.realpath(path) for path in (model.path, *model.files)}
     for served in status.models:
         running = [instance for instance in served.instances if instance.pid]
+        drafts = {instance.draft.path for instance in running if instance.draft}
         use = None
-        if running and served.path in files:
+        if running and os.path.realpath(served.path) in files:
             use = "is being served as"
-        elif any(instance.draft and instance.draft.path in files for instance in running):
+        elif any(os.path.realpath(path) in files for path in drafts if path):
             use = "is the draft of"
         if use:
             raise errors.ModelInUse(

@@ -102,8 +102,9 @@ def test_the_draft_of_a_running_model_is_not_removed(
     corral.configure("")
     name = "org/Eyes-GGUF:Q8_0"
     (draft,) = (row for row in corral.data("model", "list")["models"] if row["name"] == name)
-    model = tmp_path / "made" / "model.gguf"
-    corral.configure(f'[models.chat]\npath = "{model}"\ndraft = "{draft["path"]}"\n')
+    model, link = tmp_path / "made" / "model.gguf", tmp_path / "draft.gguf"
+    link.symlink_to(draft["path"])
+    corral.configure(f'[models.chat]\npath = "{model}"\ndraft = "{link}"\n')
     corral.ok("start", "chat")
     refused = corral("model", "remove", name, "--yes")
     assert (refused.returncode, "is the draft of chat" in refused.stderr) == (69, True)
