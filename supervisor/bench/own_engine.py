@@ -22,7 +22,7 @@ from supervisor.engine.calibration import ThreadCalibrator
 from supervisor.engine.child import Exit
 from supervisor.engine.client import Endpoint, EngineClient, EngineUnreachable
 from supervisor.engine.exit_cause import FailureCause
-from supervisor.engine.launch import Launch, ProcessTag, clean_environment
+from supervisor.engine.launch import Launch, clean_environment, process_tag
 from supervisor.engine.orphans import private_runtime
 from supervisor.engine.run import ProcessRun, run_to_exit
 from supervisor.engine.state_tasks import wait_healthy
@@ -122,7 +122,7 @@ def _launch(plan: Plan, directories: Directories) -> Launch:
             program=plan.engine.path,
             library_dirs=plan.engine.library_dirs,
             api_key=api_key,
-            marker=ProcessTag(directories.runtime, _NAME, Path(argv[0])).text,
+            marker=process_tag(directories.runtime, _NAME, argv[0]),
         ),
         cwd=plan.engine.path.parent,
         endpoint=Endpoint(socket=socket, host=_LOOPBACK, port=0),

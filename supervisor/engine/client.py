@@ -174,11 +174,8 @@ class EngineClient:
                 yield response
         except aiohttp.ClientConnectorError as error:
             raise EngineNotConnected(f"{method} {path}: {error!r}") from error
-        except (aiohttp.ClientError, InvalidEvent, _TooLarge) as error:
+        except (aiohttp.ClientError, InvalidEvent) as error:
             raise EngineUnreachable(f"{method} {path}: {error!r}") from error
-
-
-class _TooLarge(Exception): ...
 
 
 async def _chunks(response: aiohttp.ClientResponse, max_bytes: int) -> AsyncIterator[bytes]:
@@ -186,7 +183,7 @@ async def _chunks(response: aiohttp.ClientResponse, max_bytes: int) -> AsyncIter
     async for chunk in response.content.iter_any():
         size_bytes += len(chunk)
         if size_bytes > max_bytes:
-            raise _TooLarge(f"more than {max_bytes} bytes")
+            raise aiohttp.ClientPayloadError(f"more than {max_bytes} bytes")
         yield chunk
 
 

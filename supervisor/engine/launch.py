@@ -95,25 +95,12 @@ _PREFIXES: Final = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessTag:
-    """A variable in the environment of each engine that identifies orphans."""
+def process_tag(runtime: Path, instance: str, program: Path | str) -> str:
+    """Return what identifies an orphan in its environment.
 
-    runtime: Path  # the runtime directory of its daemon
-    instance: str
-    program: Path  # the first word of its command line
-
-    @property
-    def text(self) -> str:
-        return "\n".join((str(self.runtime), self.instance, str(self.program)))
-
-    @classmethod
-    def read(cls, text: str) -> ProcessTag | None:
-        match text.split("\n"):
-            case [runtime, instance, program]:
-                return cls(Path(runtime), instance, Path(program))
-            case _:
-                return None
+    It is the runtime directory of its daemon, its instance, and the first word of its command line.
+    """
+    return f"{runtime}\n{instance}\n{program}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from typing import Final
 import filelock
 import psutil
 
-from supervisor.engine.launch import PROCESS_TAG_ENV, ProcessTag
+from supervisor.engine.launch import PROCESS_TAG_ENV
 from supervisor.errors import AccessDenied
 from supervisor.events import Emit
 from supervisor.system.daemon_lock import hold_process
@@ -40,6 +40,8 @@ from supervisor.system.paths import Directories, make_private
 # A killed process ends at once, unless it is stuck in a driver.
 _END_TIMEOUT_S: Final = 2.0
 
+
+_TAG_PARTS: Final = 3
 
 # An engine without a daemon: its pid, its instance, and when it was created.
 OrphanEngine = tuple[int, str, datetime]
@@ -83,14 +85,15 @@ def prove(pid: int, runtime: Path) -> OrphanEngine | None:
         process = psutil.Process(pid)
         if process.uids().real != os.getuid() or process.ppid() == os.getpid():
             return None
-        marker = ProcessTag.read(process.environ().get(PROCESS_TAG_ENV, ""))
-        if marker is None or marker.runtime != runtime or os.getsid(pid) != pid:
+        tag = process.environ().get(PROCESS_TAG_ENV, "").split("\n")
+        if len(tag) != _TAG_PARTS or Path(tag[0]) != runtime or os.getsid(pid) != pid:
             return None
-        runs_program = process.cmdline()[:1] == [str(marker.program)]
+        _, instance, program = tag
+        runs_program = process.cmdline()[:1] == [program]
         since = datetime.fromtimestamp(process.create_time(), UTC)
     except (psutil.Error, OSError):
         return None  # gone or inaccessible
-    return (pid, marker.instance, since) if runs_program else None
+    return (pid, instance, since) if runs_program else None
 
 
 # Short, because the path of a socket has a short limit.

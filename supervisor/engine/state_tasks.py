@@ -104,21 +104,14 @@ _COUNTERS: Final = (
 
 
 class HealthMonitor:
-    """Watches one run. `persister` saves the slots before a probe overwrites one of them."""
+    """Watches one run; saves the slots before a probe overwrites one of them."""
 
-    def __init__(
-        self,
-        name: str,
-        run: ProcessRun,
-        traffic: Router,
-        settings: HealthSettings,
-        persister: SlotPersister,
-    ) -> None:
-        self._name = name
-        self._run = run
-        self._traffic = traffic
-        self._settings = settings
-        self._persister = persister
+    def __init__(self, context: StateContext) -> None:
+        self._name, self._run = context.name, context.run
+        self._traffic, self._persister = context.traffic, context.persister
+        self._settings: HealthSettings = context.limits
+        if context.is_overdue:  # its CPU time is the abandoned request's
+            self._settings = context.limits.model_copy(update={"batch_timeout_s": 0})
         self._probe: asyncio.Task[None] | None = None
         self._is_probing = False
         self._probes_answered = 0
@@ -201,12 +194,6 @@ class StateContext:
     # Whether it must exit because it computes for a client that disconnected.
     is_overdue: bool = False
 
-    def monitor(self) -> HealthMonitor:
-        settings: HealthSettings = self.limits
-        if self.is_overdue:  # its CPU time is the abandoned request's
-            settings = settings.model_copy(update={"batch_timeout_s": 0})
-        return HealthMonitor(self.name, self.run, self.traffic, settings, self.persister)
-
 
 async def _wait_in_start(context: StateContext) -> Event:
     await wait_healthy(context.run)
@@ -234,7 +221,7 @@ async def monitor(context: StateContext) -> Event:
     """Watch the engine; while it is idle, prefill the remaining prompts."""
     async with asyncio.TaskGroup() as group:
         background = group.create_task(_prefill_while_idle(context))
-        await context.monitor().watch()
+        await HealthMonitor(context).watch()
         background.cancel()
     return Event.UNHEALTHY
 
@@ -245,7 +232,7 @@ async def wait_recovered(context: StateContext) -> Event:
     An engine with requests must make progress with them; an idle one must generate a token.
     `/health` proves nothing: it is 200 while decoding hangs.
     """
-    health = context.monitor()
+    health = HealthMonitor(context)
     before = await health.sample()
     pause_s = _FIRST_PROBE_S
     while True:
@@ -260,7 +247,7 @@ async def drain(context: StateContext) -> Event:
     """Wait until no request is in flight, or those in flight make no progress; save the slots."""
     async with asyncio.TaskGroup() as group:
         idle = group.create_task(context.traffic.wait_idle(context.name))
-        stuck = group.create_task(context.monitor().watch())
+        stuck = group.create_task(HealthMonitor(context).watch())
         saving = group.create_task(_save_as_requests_end(context))
         await asyncio.wait((idle, stuck), return_when=asyncio.FIRST_COMPLETED)
         if idle.done():

@@ -76,10 +76,7 @@ WITHOUT_PROCESS: Final = frozenset({State.STOPPED, State.BACKOFF, State.FAILED})
 # has no rows: it counts in every state that has a process, and AFTER_EXIT says what follows.
 TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = MappingProxyType(
     {
-        State.STOPPED: {
-            Event.START: State.STARTING,
-            Event.RESTART: State.STARTING,
-        },
+        State.STOPPED: {Event.START: State.STARTING, Event.RESTART: State.STARTING},
         State.STARTING: {
             Event.STOP: State.STOPPING,
             Event.RESTART: State.STOPPING,
@@ -112,12 +109,8 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = MappingProxyType(
             Event.DRAINED: State.STOPPING,
             Event.DEADLINE: State.STOPPING,
         },
-        State.STOPPING: {
-            Event.DEADLINE: State.KILLING,
-        },
-        State.KILLING: {
-            Event.DEADLINE: State.KILLING,
-        },
+        State.STOPPING: {Event.DEADLINE: State.KILLING},
+        State.KILLING: {Event.DEADLINE: State.KILLING},
         State.BACKOFF: {
             Event.START: State.STARTING,
             Event.STOP: State.STOPPED,

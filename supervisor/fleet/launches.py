@@ -15,7 +15,7 @@ from supervisor.builds.discover import Engine
 from supervisor.builds.help import FlagValue
 from supervisor.engine import prompts
 from supervisor.engine.client import Endpoint
-from supervisor.engine.launch import Launch, ProcessTag, clean_environment
+from supervisor.engine.launch import Launch, clean_environment, process_tag
 from supervisor.engine.prompts import LearnedPrompts, WarmPrompt
 from supervisor.errors import CorralError, ModelInvalid
 from supervisor.models import metadata, model_lookup
@@ -187,7 +187,7 @@ class Launches:
                 program=plan.engine.path,
                 library_dirs=plan.engine.library_dirs,
                 api_key=api_key,
-                marker=ProcessTag(self._directories.runtime, instance, Path(argv[0])).text,
+                marker=process_tag(self._directories.runtime, instance, argv[0]),
             ),
             cwd=plan.engine.path.parent,
             endpoint=endpoint,

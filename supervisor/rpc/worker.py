@@ -25,7 +25,7 @@ from supervisor.engine.backoff import RestartTracker
 from supervisor.engine.child import Exit
 from supervisor.engine.client import Endpoint
 from supervisor.engine.exit_cause import FailureCause, find_causes, known_cause, signal_name
-from supervisor.engine.launch import Launch, ProcessTag, clean_environment
+from supervisor.engine.launch import Launch, clean_environment, process_tag
 from supervisor.engine.run import ProcessRun, run_to_exit
 from supervisor.errors import CorralError, EngineBroken, EngineMissing
 from supervisor.events import Emit
@@ -121,14 +121,13 @@ def worker_launch(
     program = find(engine)
     path, (argv, dropped) = program[0], command(program, options)
     label = _NAME.format(name)
-    tag = ProcessTag(directories.runtime, label, Path(argv[0]))
     tensors = make_private(make_ours(directories.cache) / "workers")
     env = clean_environment(
         os.environ,
         program=path,
         library_dirs=engine.library_dirs,
         api_key="",
-        marker=tag.text,
+        marker=process_tag(directories.runtime, label, argv[0]),
     )
     launch = Launch(
         argv=argv,

@@ -117,9 +117,9 @@ class Client(ABC):
         Raises CorralError if the server refuses, Interruption if another attempt may succeed.
         """
 
-    @abstractmethod
-    def next_step(self, broken: Interruption, kept: str) -> str:
+    def next_step(self, broken: Interruption, kept: str) -> str:  # noqa: ARG002 (for the hub)
         """Return the hint of a request that broke too often; `kept` is its end."""
+        return f"{_RETRY}{kept}"
 
     def retry(self, call: Callable[[Attempts], T], what: str, kept: str = "") -> T:
         """Repeat a call after interruptions.
@@ -311,10 +311,6 @@ class HttpClient(Client):
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             message = f"the download of {name} broke: {error!r}"
             raise DownloadFailed(message, hint=f"{_RETRY}{_AGAIN}") from error
-
-    def next_step(self, broken: Interruption, kept: str) -> str:
-        del broken
-        return f"{_RETRY}{kept}"
 
 
 def download(

@@ -114,6 +114,15 @@ def _can_be_bound(path: Path) -> bool:
     return len(os.fsencode(path)) <= _SOCKET_PATH_MAX
 
 
+_SYSTEMD: Final = {
+    "config": "CONFIGURATION_DIRECTORY",
+    "data": "STATE_DIRECTORY",
+    "cache": "CACHE_DIRECTORY",
+    "log": "LOGS_DIRECTORY",
+    "runtime": "RUNTIME_DIRECTORY",
+}
+
+
 def directories() -> Directories:
     """Return the directories of this user, the service manager or the environment.
 
@@ -123,13 +132,7 @@ def directories() -> Directories:
     platform's own, which follow the XDG variables. Raises AccessDenied: the path of the control
     socket is too long.
     """
-    found = Directories(
-        config=_choose("CORRAL_CONFIG_DIR", "CONFIGURATION_DIRECTORY", "config"),
-        data=_choose("CORRAL_DATA_DIR", "STATE_DIRECTORY", "data"),
-        cache=_choose("CORRAL_CACHE_DIR", "CACHE_DIRECTORY", "cache"),
-        log=_choose("CORRAL_LOG_DIR", "LOGS_DIRECTORY", "log"),
-        runtime=_choose("CORRAL_RUNTIME_DIR", "RUNTIME_DIRECTORY", "runtime"),
-    )
+    found = Directories(**{kind: _choose(kind, systemd) for kind, systemd in _SYSTEMD.items()})
     if not _can_be_bound(found.control_socket):
         raise AccessDenied(
             f"the path {found.control_socket} is too long for a socket",
@@ -177,7 +180,8 @@ def directory_problem(mode: int, uid: int, our_uid: int, forbidden: int) -> str 
     return None
 
 
-def _choose(ours: str, systemd: str, kind: str) -> Path:
+def _choose(kind: str, systemd: str) -> Path:
+    ours = f"CORRAL_{kind.upper()}_DIR"
     named = os.environ.get(ours) or os.environ.get(systemd, "").split(":")[0]
     if "\0" in named or too_long(Path(named)):
         raise AccessDenied(f"{ours} cannot be used: longer than a path may be")

@@ -23,7 +23,7 @@ from support import tiny_gguf
 from support.corral_cli import PATIENCE_S, CorralCli, until
 
 from supervisor.builds.discover import Engine
-from supervisor.engine.launch import PROCESS_TAG_ENV, ProcessTag
+from supervisor.engine.launch import PROCESS_TAG_ENV, process_tag
 
 INTERVAL_S = 1.0
 CLOSELY = "[supervisor]\nliveness_interval_s = 1\nstop_timeout_s = 1\n"
@@ -179,7 +179,7 @@ def test_a_stopped_idle_replica_is_replaced_without_a_probe_and_harms_no_request
 def test_a_starting_daemon_kills_orphaned_engines(
     target: DaemonUnderTest,
 ) -> None:
-    marker = ProcessTag(target.root / "run", "m.0", Path("/bin/sleep")).text
+    marker = process_tag(target.root / "run", "m.0", "/bin/sleep")
     with subprocess.Popen(
         ["/bin/sleep", "600"], env={PROCESS_TAG_ENV: marker}, start_new_session=True
     ) as stray:

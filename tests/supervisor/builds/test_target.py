@@ -48,7 +48,7 @@ def test_the_driver_tells_its_version() -> None:
     assert nvidia_driver(Driver(b"580.82.07")) == 580
     assert nvidia_driver(Driver(b"580.82.07", status=9)) is None
     assert nvidia_driver(Driver(b"unknown")) is None
-    assert nvidia_driver(object()) is None  # type: ignore[arg-type]  # a driver without functions
+    assert nvidia_driver(object()) is None  # a driver without functions
 
 
 def test_a_machine_is_named_as_releases_do(machine: Callable[..., Target], tmp_path: Path) -> None:

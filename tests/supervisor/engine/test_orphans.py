@@ -15,7 +15,7 @@ import pytest
 from support.instance_harness import FAKE, is_gone
 
 from supervisor.engine import orphans
-from supervisor.engine.launch import PROCESS_TAG_ENV, ProcessTag
+from supervisor.engine.launch import PROCESS_TAG_ENV, process_tag
 from supervisor.engine.orphans import kill_orphans, prove
 from supervisor.events import Event, EventStream
 
@@ -57,7 +57,7 @@ def orphan(runtime: Path) -> Iterator[Orphan]:
 
 
 def ours(runtime: Path, program: Path = PYTHON) -> str:
-    return ProcessTag(runtime, "chat.0", program).text
+    return process_tag(runtime, "chat.0", program)
 
 
 def reaped(runtime: Path) -> tuple[list[int], list[Event]]:
@@ -163,7 +163,6 @@ def test_a_process_gone_before_it_could_be_held_is_nothing(
     assert reaped(runtime) == ([], [])
 
 
-def test_a_marker_survives_its_text() -> None:
-    marker = ProcessTag(Path("/run/user/1/llama-corral"), "chat.0~2", Path("/opt/a b/llama-server"))
-    assert ProcessTag.read(marker.text) == marker
-    assert ProcessTag.read("") is None
+def test_a_tag_has_a_line_for_each_part() -> None:
+    tag = process_tag(Path("/run/user/1/llama-corral"), "chat.0~2", "/opt/a b/llama-server")
+    assert tag.split("\n") == ["/run/user/1/llama-corral", "chat.0~2", "/opt/a b/llama-server"]
