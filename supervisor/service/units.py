@@ -38,10 +38,10 @@ _PLAIN: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0
 
 def fill(template: str, **lines: Iterable[str]) -> str:
     """Return the text of a file beside this module, with these lines in place of their `{name}`."""
-    text = Path(__file__).with_name(template).read_text("ascii")
-    for name, found in lines.items():
-        text = text.replace(f"{{{name}}}\n", "".join(f"{line}\n" for line in found))
-    return text
+    filled: list[str] = []
+    for line in Path(__file__).with_name(template).read_text("ascii").splitlines():
+        filled += lines[line[1:-1]] if line.startswith("{") else [line]
+    return "\n".join([*filled, ""])
 
 
 def command_line(words: Iterable[str]) -> str:
@@ -175,13 +175,11 @@ def socket_unit(settings: ProxySettings) -> str | None:
 def service_unit(facts: ServiceFacts) -> str:
     is_system = facts.scope == "system"
     has_socket = socket_unit(facts.settings.proxy) is not None
-    groups = [f"SupplementaryGroups={' '.join(facts.groups)}"] if facts.groups else []
-    system = fill(
-        "system.conf",
-        groups=groups,
-        credentials=credential_lines(facts.settings),
-        hidden=_hidden(facts.read_paths),
-    )
+    system = ""
+    if is_system:
+        groups = [f"SupplementaryGroups={' '.join(facts.groups)}"] if facts.groups else []
+        credentials, hidden = credential_lines(facts.settings), _hidden(facts.read_paths)
+        system = fill("system.conf", groups=groups, credentials=credentials, hidden=hidden)
     return fill(
         SERVICE,
         order=[
@@ -198,7 +196,7 @@ def service_unit(facts: ServiceFacts) -> str:
         ],
         settings_invalid=[f"RestartPreventExitStatus={SettingsInvalid.exit_code}"],
         stop_timeout=[f"TimeoutStopSec={facts.stop_timeout_s}"],
-        system=system.splitlines() if is_system else [],
+        system=system.splitlines(),
         target=[f"WantedBy={'multi-user' if is_system else 'default'}.target"],
     )
 
