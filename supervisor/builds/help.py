@@ -49,13 +49,13 @@ def draft_limits(chosen: Mapping[str, FlagValue]) -> Iterator[tuple[str, int]]:
         yield _UNNAMED_LIMIT if kind == _UNNAMED else _NGRAM_LIMITS.get(kind, _MODEL_LIMIT)
 
 
-def needs_draft_cache(kind: str) -> bool:
-    """Return whether drafting fails if the draft's KV cache lacks a prompt in the model's cache.
+def has_draft_cache(chosen: Mapping[str, FlagValue]) -> bool:
+    """Return whether another model drafts, whose KV cache is beside that of the model.
 
-    N-grams need only the text; layers of the model itself merely draft less well. Source: measured
-    on build 10434.
+    N-grams need only the text, and layers of the model itself draft with its own cache.
     """
-    return kind not in _NGRAM_LIMITS and kind != MTP
+    kinds = {*spec_types(chosen)} - _NGRAM_LIMITS.keys() - {MTP}
+    return "spec-draft-model" in chosen or bool(kinds)
 
 
 FlagValue = str | int | float | bool

@@ -9,13 +9,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 from supervisor.builds import discover
 from supervisor.builds.discover import Engine
+from supervisor.builds.help import has_draft_cache
 from supervisor.builds.installed import EngineSetting
 from supervisor.engine.calibration import MeasurementStore
 from supervisor.fleet.launches import (
@@ -219,7 +220,8 @@ class LaunchPlanner:
         entry = replace(entry, split=self._split(entry, found), projector=projector)
         adapters = self._files.adapters(entry, found)
         beside = [flags.get(PROJECTOR, projector), *(adapter.path for adapter in adapters)]
-        plan = make_plan(
+        make = partial(
+            make_plan,
             entry,
             under,
             engine,
@@ -231,6 +233,10 @@ class LaunchPlanner:
             adapted=adapted,
             measured=None if entry.workers else self._read_measurement(found, engine),
         )
+        plan = make()
+        has_draft = has_draft_cache(plan.memory_inputs.chosen)
+        if has_draft and self.launches.slot_persistence.reason(plan):
+            plan = make(saves_slots=False)
         check_files(entry.name, entry.flags, self.entry(entry.name).flags)
         tuned, lost = self.tuned_profiles.warnings(entry, plan), self.workers.loss_notes(entry.name)
         assumed = self.workers.assumption_notes(entry.name)

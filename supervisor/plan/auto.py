@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, Literal
 
-from supervisor.builds.help import MTP, FlagValue
+from supervisor.builds.help import MTP, FlagValue, has_draft_cache
 from supervisor.errors import SettingsInvalid
 from supervisor.models.metadata import Gguf
 from supervisor.plan import kv_cache
@@ -100,6 +100,7 @@ class PlanInputs:
     ctx_each: int | None = None  # the configured context of each slot, in tokens
     draft: Gguf | None = None  # the draft model, or None
     spec_types: tuple[str, ...] = ()  # drafting types of the build
+    saves_slots: bool = True  # whether slot files can replace cache-ram
 
     @property
     def cores(self) -> int:
@@ -292,7 +293,10 @@ def _wanted_ctx(gguf: Gguf, count: int) -> int:
     return min(gguf.ctx_train or _CTX_SLOT, _CTX_SLOT, shared)
 
 
-def _cache_ram(inputs: PlanInputs, _chosen: Chosen) -> Setting:
+def _cache_ram(inputs: PlanInputs, chosen: Chosen) -> Setting:
+    if inputs.saves_slots and has_draft_cache(chosen):
+        reason = "with a draft model, an engine fails over a restored conversation in its cache-ram"
+        return Setting(0, CORRAL, f"{reason}; slot files keep conversations")
     memory = inputs.machine.memory_bytes
     share = max(memory * 3 // 4 - inputs.gguf.tensor_bytes, memory // 8) // inputs.instances // 4
     reason = f"a quarter of one instance's share of {memory // _MIB} MiB memory"

@@ -200,8 +200,11 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
     projector_bytes: int = 0,
     adapted: SettingsByFlag = MappingProxyType({}),
     measured: Mapping[int, ThreadSpeeds] | None = None,
+    saves_slots: bool = True,
 ) -> Plan:
     """Plan the instances of a model; `instances` processes of all models share the machine.
+
+    `saves_slots`: whether slot files may replace the cache-ram of an engine with a draft model.
 
     Raises SettingsInvalid: no build has a flag, or this build would reject a value.
     """
@@ -218,6 +221,7 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
         ctx_each=entry.batching.max_context_length,
         draft=draft.gguf,
         spec_types=offered_types(engine.flags),
+        saves_slots=saves_slots,
     )
     settings, kept, barred = _choose_settings(entry, profile, engine, inputs, draft)
     chosen = values(kept)

@@ -9,7 +9,7 @@ from typing import Final
 
 from proxy.cache.fingerprint import ConversationFingerprint
 from proxy.upstream.engine_state import SlotState
-from supervisor.builds.help import needs_draft_cache, spec_types
+from supervisor.builds.help import has_draft_cache
 from supervisor.plan.loras import SCALED
 from supervisor.plan.plan import Plan
 from supervisor.slot_store.file_index import CataloguedFile, is_prefix
@@ -148,10 +148,12 @@ def _reason_in_options(plan: Plan) -> str | None:
         return "it serves no conversations"
     if SCALED in chosen and "lora-init-without-apply" in chosen:
         return "a saved conversation does not tell with which adapter it was computed"
-    # If the cache of its draft model is empty, the engine responds with 500 to a conversation that
-    # it finds in cache-ram (build 10434).
-    if "spec-draft-model" in chosen or any(map(needs_draft_cache, spec_types(chosen))):
-        return "the cache of its draft model is not saved"
-    if plan.slots > 1 and not uses_prompt_similarity(plan) and chosen.get("cache-ram") == 0:
+    has_host_cache = chosen.get("cache-ram") != 0
+    # No file has the cache of the draft model. Without it, the engine responds with 500 to a
+    # conversation that it finds in cache-ram (build 10434).
+    if has_host_cache and has_draft_cache(chosen):
+        return "the cache of its draft model is not saved; with cache-ram = 0 it need not be"
+    finds_slot = plan.slots == 1 or plan.has_own_slots or uses_prompt_similarity(plan)
+    if not (has_host_cache or finds_slot):
         return "with several slots and cache-ram = 0 a conversation does not get its slot again"
     return None

@@ -27,6 +27,7 @@ from typing import Final
 
 from proxy.cache.fingerprint import ConversationFingerprint, RestoredSlot
 from proxy.upstream.engine_state import SlotState
+from supervisor.builds.help import has_draft_cache
 from supervisor.engine import client as client_module
 from supervisor.engine.client import (
     EngineClient,
@@ -306,6 +307,10 @@ async def restore_file(
         link = await asyncio.to_thread(task.store.check_out, manifest, spool, task.key)
         expected = SlotFileInfo(manifest.tokens, link.stat().st_size)
         verified_s = time.monotonic() - began_at_s
+        if has_draft_cache(task.plan.memory_inputs.chosen):
+            # Otherwise the slot's draft cache holds another prompt, and the engine responds with
+            # 500 ("failed to process speculative batch"; build 10434).
+            await client_module.erase(client, id_slot)
         read = await client_module.restore(client, id_slot, link.name)
     except (SlotFileMissing, SlotKeyMissing):  # another program deleted it; the settings changed
         task.files.catalogue.remove([manifest.name])

@@ -42,9 +42,10 @@ def test_what_recurrent_layers_can_use_is_shown() -> None:
 
 
 def test_the_reason_why_they_are_not_saved_is_shown() -> None:
-    text = shown(planned(flags={"spec-type": "draft-eagle3"}))
+    text = shown(planned(flags={"spec-type": "draft-eagle3", "cache-ram": 100}))
     assert text == (
-        "conversations are not saved across restarts: the cache of its draft model is not saved"
+        "conversations are not saved across restarts: the cache of its draft model is not saved; "
+        "with cache-ram = 0 it need not be"
     )
 
 

@@ -20,6 +20,8 @@ from supervisor.fleet.planner import LaunchPlanner
 from supervisor.plan import profile
 from supervisor.plan.setting import Setting
 from supervisor.settings.schema import Settings
+from supervisor.slot_store.manifest import cache_key
+from supervisor.slot_store.store import RestoreOutcome
 from supervisor.system.machine import Machine
 from supervisor.system.paths import Directories, shipped_directory
 
@@ -41,9 +43,12 @@ def make(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> A
     read = "supervisor.fleet.planner.machine.read"
     monkeypatch.setattr(read, lambda: machine(physical_cores=16))
 
-    def made(*devices: Device, budget: str | None = None, **model: Any) -> FixedPlanner:
+    def made(
+        *devices: Device, budget: str | None = None, persist_slots: bool = True, **model: Any
+    ) -> FixedPlanner:
         settings = Settings(
-            models={"chat": {"path": tiny_model, **model}}, supervisor={"memory_budget": budget}
+            models={"chat": {"path": tiny_model, **model}},
+            supervisor={"memory_budget": budget, "persist_slots": persist_slots},
         )
         shop = FixedPlanner(settings, Directories(*[tmp_path] * 5))
         shop.used = engine("b10434", *devices)
@@ -68,6 +73,22 @@ def test_each_replica_has_its_device_where_each_device_has_one(make: Any) -> Non
     shop = make(GPU, SECOND, replicas="auto")
     assert [value(shop, number, "--device") for number in (0, 1)] == ["Vulkan0", "Vulkan1"]
     assert value(make(GPU, SECOND), 0, "--device") is None
+
+
+def test_slot_files_replace_the_host_cache_of_an_engine_with_a_draft_model(
+    make: Any, tmp_path: Path
+) -> None:
+    table = {
+        "path": tiny_gguf.make(tmp_path / "large.gguf", embd=256, heads=8, layers=4, ff=512),
+        "draft": tiny_gguf.make(tmp_path / "draft.gguf"),
+    }
+    shop = make(**table)
+    assert value(shop, 0, "--cache-ram") == "0"
+    assert value(make(persist_slots=False, **table), 0, "--cache-ram") != "0"
+    key = cache_key(shop.plan_at(ReplicaId("chat", 0)))
+    outcomes = shop.launches.slot_persistence.store.outcomes
+    outcomes.set(key, RestoreOutcome("chat", problem="its engine failed"))
+    assert value(shop, 0, "--cache-ram") != "0"
 
 
 def test_a_model_that_cannot_be_planned_has_one_replica(make: Any, tmp_path: Path) -> None:

@@ -288,6 +288,28 @@ async def test_a_sliding_window_is_restored_also_with_other_slots(
     assert not second.emitted("slots.quarantined")
 
 
+async def test_a_conversation_is_restored_into_a_slot_whose_draft_cache_is_shorter(
+    runtime: Path, tmp_path: Path
+) -> None:
+    model = tiny_gguf.make(tmp_path / "model.gguf", embd=128, layers=4, seed=1)
+    draft = tiny_gguf.make(tmp_path / "draft.gguf", seed=2)
+    flags = {"spec-draft-model": str(draft), "spec-type": "draft-simple", "spec-draft-p-min": 0}
+    harness = FleetHarness(runtime, model, {**flags, "cache-ram": "auto", "parallel": 2})
+    long, short = ([1, *(270 + n * step % 100 for n in range(400 // step))] for step in (1, 4))
+    async with harness.up():
+        long += (await harness.complete(long, id_slot=0))["tokens"]
+        await harness.save()
+        (kept,) = harness.store.list_saved()
+        await harness.complete(short, id_slot=1)
+        manager, run = harness.replica.slots, harness.replica.instance.snapshot().run
+        async with harness.client() as client:
+            assert await manager.restore_slot(client, run, 1, kept.name)
+        found = await harness.complete([*long, 300], id_slot=1)
+        assert found["timings"]["cache_n"] == kept.tokens > 400
+        computed = await harness.complete([*long, 300], cache_prompt=False)
+    assert found["tokens"] == computed["tokens"]
+
+
 async def test_a_conversation_shorter_than_the_window_is_not_saved(
     runtime: Path, tmp_path: Path
 ) -> None:

@@ -174,6 +174,7 @@ def reason_for(chosen: dict[str, Any] | None = None, *, build: str = "b10434", *
         ({"spec-draft-model": "a.gguf", "spec-type": "draft-simple"}, {}, "draft"),
         ({"spec-type": "draft-mtp"}, {}, ""),
         ({"spec-type": "draft-mtp", "spec-draft-model": "a.gguf"}, {}, "draft"),
+        ({"spec-draft-model": "a.gguf", "cache-ram": 0}, {}, ""),
         ({"spec-type": "ngram-mod,draft-eagle3"}, {}, "draft"),
         ({"spec-type": "ngram-mod"}, {}, ""),
         ({"spec-type": "none"}, {}, ""),
