@@ -64,10 +64,6 @@ _LATEST: Final = ":latest"
 _HUB: Final = "hf.co/"
 
 
-def with_tag(name: str) -> str:
-    return name if ":" in name else name + _LATEST
-
-
 def without_tag(name: str | None, names: ModelNames) -> str | None:
     """Return the configured name of a model for a client's name.
 
@@ -82,9 +78,7 @@ def without_tag(name: str | None, names: ModelNames) -> str | None:
 def given_name(members: dict[str, Any]) -> str | None:
     """Return the model that a body names, also by the older member `name`; raises BadRequest."""
     name = named_model(members)
-    if name is None and (older := members.get("name")) is not None:
-        return named_model({"model": older})
-    return name
+    return named_model({"model": members.get("name")}) if name is None else name
 
 
 def required_name(members: dict[str, Any]) -> str:
@@ -99,7 +93,7 @@ _FOR_EVER: Final = timedelta(days=365 * 100)
 
 
 def tag(model_info: ModelInfo, details: ModelDetails) -> dict[str, Any]:
-    name = with_tag(model_info.id)
+    name = model_info.id if ":" in model_info.id else model_info.id + _LATEST
     # A hash of the entry: no file is hashed for a list.
     entry = (model_info.id, sorted(model_info.meta.items()))
     return {

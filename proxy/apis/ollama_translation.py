@@ -208,10 +208,10 @@ def generate(members: Mapping[str, Any]) -> EngineRequest | None:
     if not isinstance(prompt, str | None):
         raise BadRequest("the member prompt must be a string")
     if members.get("raw") is True:
-        return _completion(members, "/completion", EndpointKind.LLAMA_COMPLETION, prompt=prompt)
+        return _generation(members, "/completion", EndpointKind.LLAMA_COMPLETION, prompt=prompt)
     if suffix := members.get("suffix"):
         filled = {"input_prefix": prompt or "", "input_suffix": suffix}
-        return _completion(members, "/infill", EndpointKind.INFILL, **filled)
+        return _generation(members, "/infill", EndpointKind.INFILL, **filled)
     system = members.get("system")
     first = [{"role": "system", "content": system}] if system else []
     return _chat(members, [*first, {"role": "user", "content": _content(prompt, images)}])
@@ -232,33 +232,23 @@ def embeddings(members: Mapping[str, Any]) -> EngineRequest | None:
 
 
 def _chat(members: Mapping[str, Any], messages: list[dict[str, Any]]) -> EngineRequest:
-    options = options_of(members)
     asked = {
-        **sampling(options),
         **template_options(members),
-        **_pick_members(members, KEEP_ALIVE, "tools", "logprobs", "top_logprobs"),
+        **_pick_members(members, "tools", "logprobs", "top_logprobs"),
         "messages": messages,
-        "stream": members.get("stream") is not False,
     }
-    if asked["stream"]:
+    if members.get("stream") is not False:
         asked["stream_options"] = {"include_usage": True}
-    if (schema := schema_of(members)) is not None:
-        named = {"name": "output", "strict": True, "schema": schema}
-        asked["response_format"] = {"type": "json_schema", "json_schema": named}
-    path = "/v1/chat/completions"
-    return EngineRequest(path, EndpointKind.CHAT, asked, _ignored_members(members, options))
+    return _generation(members, "/v1/chat/completions", EndpointKind.CHAT, **asked)
 
 
-def _completion(
-    members: Mapping[str, Any], path: str, kind: EndpointKind, **prompt: object
+def _generation(
+    members: Mapping[str, Any], path: str, kind: EndpointKind, **given: object
 ) -> EngineRequest:
     options = options_of(members)
-    asked = {
-        **sampling(options),
-        **_pick_members(members, KEEP_ALIVE),
-        **prompt,
-        "stream": members.get("stream") is not False,
-    }
+    is_stream = members.get("stream") is not False
+    kept = _pick_members(members, KEEP_ALIVE)
+    asked = {**sampling(options), **kept, **given, "stream": is_stream}
     if (schema := schema_of(members)) is not None:
         asked["json_schema"] = schema
     return EngineRequest(path, kind, asked, _ignored_members(members, options))

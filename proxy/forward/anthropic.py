@@ -58,8 +58,7 @@ def chat_members(members: Mapping[str, Any], schema: Mapping[str, Any] | None) -
     asked["messages"] += _messages(members["messages"])
     asked["max_tokens"] = members.get("max_tokens", _MAX_TOKENS)
     if schema is not None:
-        named = {"name": "output", "strict": True, "schema": schema}
-        asked["response_format"] = {"type": "json_schema", "json_schema": named}
+        asked["json_schema"] = schema
     if "stop_sequences" in members:
         asked["stop"] = members["stop_sequences"]
     if members.get("stream") is True:

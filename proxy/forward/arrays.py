@@ -91,21 +91,15 @@ def array_of(request: ProxyRequest) -> PromptArray | None:
     array = PromptArray(request, name, prompts, request.slots, is_ranked)
     if array.top_n < 0:
         raise BadRequest("top_n must be 0 or more")
-    _check_size(array)
+    most_bytes = _REPEATED_MAX_BYTES // len(prompts)
+    if len(request.body) > most_bytes:
+        beside = {member: value for member, value in request.json.items() if member != name}
+        if (size_bytes := len(encode_members(beside))) > most_bytes:
+            raise BadRequest(
+                f"the members beside the {len(prompts)} prompts have {size_bytes} bytes, and at "
+                f"most {most_bytes} are sent with each of so many; send fewer prompts at once"
+            )
     return array
-
-
-def _check_size(array: PromptArray) -> None:
-    most_bytes = _REPEATED_MAX_BYTES // len(array.prompts)
-    if len(array.request.body) <= most_bytes:
-        return
-    beside = {name: value for name, value in array.request.json.items() if name != array.name}
-    size_bytes = len(encode_members(beside))
-    if size_bytes > most_bytes:
-        raise BadRequest(
-            f"the members beside the {len(array.prompts)} prompts have {size_bytes} bytes, and at "
-            f"most {most_bytes} are sent with each of so many; send fewer prompts at once"
-        )
 
 
 def _prompts_member(request: ProxyRequest) -> str | None:

@@ -23,7 +23,7 @@ import asyncio
 import contextlib
 import functools
 import math
-from collections.abc import Awaitable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 from urllib.parse import parse_qsl, urlencode
@@ -360,16 +360,12 @@ def for_node(
         changes: dict[str, object] = {"model": node.model}
         if keep_alive_s is not None and node.takes_keep_alive:
             changes[KEEP_ALIVE] = -1 if math.isinf(keep_alive_s) else keep_alive_s
-        body = _encode_json(upstream_request.body, changes, omitted)
+        if body := upstream_request.body:
+            members = {**orjson.loads(body), **changes}
+            kept = {name: value for name, value in members.items() if name not in omitted}
+            body = encode_members(kept)
     pairs = parse_qsl(upstream_request.query, keep_blank_values=True)
     query = [pair for pair in pairs if pair[0] != "model"]
     if form or not body:  # the body does not name the model
         query.append(("model", node.model))
     return replace(upstream_request, headers=headers, query=urlencode(query), body=body)
-
-
-def _encode_json(body: bytes, changes: Mapping[str, object], omitted: Collection[str]) -> bytes:
-    if not body:
-        return body
-    members = {**orjson.loads(body), **changes}
-    return encode_members({name: value for name, value in members.items() if name not in omitted})

@@ -166,19 +166,6 @@ def is_worth(new_tokens: int, prefill_tps: float) -> bool:
     return new_tokens > _WORTH_CHUNKS * chunk_tokens(prefill_tps)
 
 
-def next_end(done: int, total: int, prefill_tps: float) -> int | None:
-    """Return the end of the next chunk of a prompt; None if the rest is at most one chunk."""
-    end = done + chunk_tokens(prefill_tps)
-    return end if end < total else None
-
-
-def rate_tps(chunk: Timings, before_tps: float) -> float:
-    """Return the prefill rate of a chunk, or the previous rate if the chunk has no timings."""
-    if not (chunk.prompt_tokens and chunk.prompt_ms):
-        return before_tps
-    return chunk.prompt_tokens / chunk.prompt_ms * 1000
-
-
 def pause_s(chunk: Timings) -> float:
     """Return how long the streams get the engine to themselves: a quarter of the chunk's time."""
     return min(_PAUSE_MAX_S, _PAUSE_SHARE * chunk.prompt_ms / 1000)
@@ -223,8 +210,8 @@ class PrefillChunks:
         done = self._lease.expected_cached
         try:
             while self._lease.instance.decoding:
-                end = next_end(done, len(tokens), self._tps)
-                if end is None:
+                end = done + chunk_tokens(self._tps)
+                if end >= len(tokens):  # the request computes the rest itself
                     return
                 async with self._lease.instance.chunk_turn:  # two chunks would make one long pass
                     if not await self._compute_to(tokens[:end], len(tokens), done):
@@ -254,7 +241,8 @@ class PrefillChunks:
                 lease.id_slot = None
             return False
         lease.add_chunk(timings, slot, total)
-        self._tps = rate_tps(timings, self._tps)
+        if timings.prompt_tokens and timings.prompt_ms:
+            self._tps = timings.prompt_tokens / timings.prompt_ms * 1000
         # Each chunk after the first must find the tokens of the one before it in the cache.
         if not (is_first or timings.cached_tokens >= before):
             return False

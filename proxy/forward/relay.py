@@ -129,7 +129,12 @@ def plan_request(request: ProxyRequest) -> UpstreamRequestPlan:
     )
     if hides_progress:
         changes["return_progress"] = True
-    body = _change_members(request.body, members, changes) if changes else request.body
+    body = request.body
+    # Serialising a large body takes long, and of a repeated member the last counts.
+    if changes.keys() & members.keys() and len(body) <= _REWRITTEN_MAX_BYTES:
+        body = orjson.dumps({**members, **changes})
+    elif changes:
+        body = _with_members(body, changes, is_empty=not members)
     return UpstreamRequestPlan(body, is_stream, is_assembled, hides_progress)
 
 
@@ -146,24 +151,15 @@ def _is_assembled(request: ProxyRequest) -> bool:
 
 def _is_same_with_progress(request: ProxyRequest) -> bool:
     """Whether progress changes nothing else in a stream."""
-    if request.kind is EndpointKind.RESPONSES:
-        return False
     match request.json.get("messages"):
         case [*_, {"role": "assistant"}]:
             return False
-    return True
+    return request.kind is not EndpointKind.RESPONSES
 
 
 def _is_off(member: object) -> bool:
     """Whether a member is off; the engine judges values that are not booleans."""
     return member is None or member is False
-
-
-def _change_members(body: bytes, members: Mapping[str, Any], changes: Mapping[str, Any]) -> bytes:
-    # Serialising a large body takes long, and of a repeated member the last counts.
-    if changes.keys() & members.keys() and len(body) <= _REWRITTEN_MAX_BYTES:
-        return orjson.dumps({**members, **changes})
-    return _with_members(body, changes, is_empty=not members)
 
 
 def _with_members(body: bytes, members: Mapping[str, Any], *, is_empty: bool) -> bytes:

@@ -49,7 +49,10 @@ def call_request(request: ProxyRequest) -> ProxyRequest | None:
     """Return the request without its format; None unless it has tools to call and a format."""
     members = request.json
     may_call = bool(members.get("tools")) and members.get("tool_choice") != "none"
-    if request.kind not in _KINDS or not may_call or not _has_format(members):
+    given = members.get("response_format")
+    has_type = isinstance(given, dict) and given.get("type") in {"json_schema", "json_object"}
+    has_format = has_type or members.get("json_schema") is not None
+    if request.kind not in _KINDS or not may_call or not has_format:
         return None
     call = {name: members[name] for name in members if name not in _FORMATS}
     return replace(request, json=call, body=orjson.dumps(call))
@@ -59,13 +62,6 @@ def answer_request(request: ProxyRequest) -> ProxyRequest:
     """Return the request for an answer that has the format; its prompt is the same."""
     answer = {**request.json, "tool_choice": "none"}
     return replace(request, json=answer, body=orjson.dumps(answer), is_let_in=True)
-
-
-def _has_format(members: Mapping[str, Any]) -> bool:
-    match members.get("response_format"):
-        case {"type": "json_schema" | "json_object"}:
-            return True
-    return members.get("json_schema") is not None
 
 
 class CallOnly(StreamTransform):
@@ -186,17 +182,13 @@ def continuations(
     }
     if any(rest <= 0 for rest in limits.values()):
         return
-    if _is_repeatable(members):
+    seed, temperature = members.get("seed"), members.get("temperature")
+    is_seeded = isinstance(seed, int) and not isinstance(seed, bool) and seed not in _NO_SEEDS
+    if is_seeded or (temperature == 0 and temperature is not False):
         yield request, True
     partial = [{"role": "assistant", "content": unfinished.text}] if unfinished.text else []
     rest = {**members, **limits, "messages": [*messages, *partial]}
     yield replace(request, json=rest, body=orjson.dumps(rest)), False
-
-
-def _is_repeatable(members: Mapping[str, Any]) -> bool:
-    seed, temperature = members.get("seed"), members.get("temperature")
-    is_seeded = isinstance(seed, int) and not isinstance(seed, bool) and seed not in _NO_SEEDS
-    return is_seeded or (temperature == 0 and temperature is not False)
 
 
 class Continuation(EventTransform):

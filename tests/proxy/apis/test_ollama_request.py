@@ -76,8 +76,8 @@ def test_how_to_think_is_for_the_template(think: object, expected: object) -> No
 def test_a_format_is_a_schema() -> None:
     schema = {"type": "object", "properties": {"a": {}}}
     for given, expected in (("json", {"type": "object"}), (schema, schema)):
-        made = asked(chat({"messages": HELLO, "format": given}))["response_format"]
-        assert made["json_schema"]["schema"] == expected
+        made = asked(chat({"messages": HELLO, "format": given}))
+        assert made["json_schema"] == expected
         raw = generate({"prompt": "a", "raw": True, "format": given})
         assert asked(raw)["json_schema"] == expected
 

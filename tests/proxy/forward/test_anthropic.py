@@ -47,10 +47,7 @@ def test_the_format_and_the_limits_are_the_chat_apis() -> None:
         "top_k": 3,
         "stream": True,
         "stream_options": {"include_usage": True},
-        "response_format": {
-            "type": "json_schema",
-            "json_schema": {"name": "output", "strict": True, "schema": SCHEMA},
-        },
+        "json_schema": SCHEMA,
     }
     assert asked()["max_tokens"] == 4096
 
