@@ -12,8 +12,8 @@ from pathlib import Path
 
 from proxy.apis.batch_completions import BatchCompletions
 from proxy.apis.forwarded import ForwardedEndpoints, ResponsesEndpoint
-from proxy.apis.generate import BatchTokenize, EngineEndpoints
-from proxy.apis.llama_server import ControlEndpoint, ModelControlEndpoints
+from proxy.apis.generate import EngineEndpoints
+from proxy.apis.llama_server import ModelControlEndpoints
 from proxy.auth.access import Access
 from proxy.auth.api_keys import Admission, ApiKeys
 from proxy.auth.keys_file import Key
@@ -133,7 +133,6 @@ class App:
         yield from self._make_local_features(backend, estimator)
         yield forwarded
         yield ResponsesEndpoint(forwarded, ResponseStore(settings.stored_responses))
-        yield BatchTokenize(own, forwarded.answer)
         if backend.dashboard and self.sessions:
             sessions, requests = (self.sessions, self._access), self.requests
             yield Dashboard(core, backend.dashboard, *sessions, requests, forwarded.chat)
@@ -155,7 +154,6 @@ class App:
         yield LocalEndpoints(core, self.batch_queue)
         yield RequestsEndpoint(core, self.requests, backend.history, backend.conversations)
         yield EstimateEndpoint(core, estimator)
-        yield ControlEndpoint(core)
         if backend.usage:
             yield UsageEndpoint(core, backend.usage)
         if backend.warmer:

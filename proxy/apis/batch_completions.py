@@ -177,7 +177,7 @@ class BatchCompletions:
     """Answers the endpoints; their prompts wait in `queue`."""
 
     def __init__(self, own: OwnRequests, queue: BatchQueue) -> None:
-        self._own = own
+        self.own = own
         self.queue = queue
 
     async def serve(
@@ -209,7 +209,7 @@ class BatchCompletions:
         if model:
             shared = {**shared, "model": model}
         send = functools.partial(
-            self._own.answer,
+            self.own.answer,
             _ENGINE_PATH,
             client=client,
             names=names,

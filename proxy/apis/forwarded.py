@@ -18,12 +18,11 @@ from typing import Any, Final
 import orjson
 from aiohttp import web
 
-from proxy.apis import generate as generate_module
 from proxy.apis import llama_server
 from proxy.apis.batch_completions import BatchCompletions
-from proxy.apis.generate import TRANSLATED, Translate
+from proxy.apis.generate import TRANSLATED, Translate, read_batch, tokenize_batch
 from proxy.apis.llama_server import NOTHING, PAGE_MAX_BYTES, Rewritten, without_paths
-from proxy.auth.access import BATCH_COMPLETIONS
+from proxy.auth.access import BATCH_COMPLETIONS, BATCH_TOKENIZE
 from proxy.auth.api_keys import KEY, visible_client
 from proxy.batches.records import limit_of, order_of, page_object
 from proxy.cache.shared_prefixes import SharedPrefixes
@@ -73,13 +72,18 @@ class ForwardedEndpoints(Feature):
     def add_routes(self, routes: Routes) -> None:
         routes.add(llama_server.PROPS, get=self.props)
         routes.add(llama_server.LORA_ADAPTERS, get=self.lora_adapters)
-        for path in ENDPOINTS["POST"]:
-            routes.add(path, post=functools.partial(self.answer, self.serve))
-        routes.add(BATCH_COMPLETIONS, post=functools.partial(self.answer, self._batches.serve))
-        generate = functools.partial(
-            self._batches.serve, read_batch=generate_module.read_batch, is_plain=True
-        )
-        routes.add("/batch/generate", post=functools.partial(self.answer, generate))
+        control = functools.partial(llama_server.control_completion, self._core)
+        routes.add(llama_server.COMPLETION_CONTROL, post=control)
+        batches = self._batches
+        generate = functools.partial(batches.serve, read_batch=read_batch, is_plain=True)
+        served: dict[str, _Serve] = {
+            **dict.fromkeys(ENDPOINTS["POST"], self.serve),
+            BATCH_COMPLETIONS: batches.serve,
+            "/batch/generate": generate,
+            BATCH_TOKENIZE: functools.partial(tokenize_batch, batches.own),
+        }
+        for path, serve in served.items():
+            routes.add(path, post=functools.partial(self.answer, serve))
         for path, translate in TRANSLATED.items():
             routes.add(path, post=functools.partial(self._serve_translated, translate))
 

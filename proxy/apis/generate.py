@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any, Final
@@ -23,7 +23,6 @@ from aiohttp import web
 
 from proxy.apis import batch_completions as batches
 from proxy.apis.llama_server import Rewritten
-from proxy.auth.access import BATCH_TOKENIZE
 from proxy.auth.api_keys import KEY
 from proxy.batches.own_requests import OwnAnswer, OwnRequests
 from proxy.common.headers import HOP
@@ -34,9 +33,8 @@ from proxy.http.api_formats import named_event
 from proxy.http.body import Share, read_members
 from proxy.http.middleware import Routes, json_response
 from proxy.observe.record import InFlightRequest
-from proxy.request.models import EngineReader, GpuUse, ModelNames, load_in_time
+from proxy.request.models import EngineReader, ModelNames, load_in_time
 from proxy.request.request import Translation, client_of, named_model
-from proxy.settings import BatchConfig
 from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.http1 import members_of as event_members
 
@@ -187,64 +185,45 @@ TRANSLATED: Final[Mapping[str, Translate]] = MappingProxyType(
 _TEXTS_MAX: Final = 1024
 _AT_ONCE: Final = 4
 
-_Send = Callable[..., Awaitable[OwnAnswer]]
-_Serve = Callable[[web.BaseRequest, ClientResponse, Share, ModelNames], Awaitable[None]]
-_AnswerWith = Callable[[_Serve, web.BaseRequest], Awaitable[web.StreamResponse]]
 
-
-class BatchTokenize(Feature):
-    def __init__(self, own: OwnRequests, answer_with: _AnswerWith) -> None:
-        self._own = own
-        self._answer_with = answer_with
-
-    def add_routes(self, routes: Routes) -> None:
-        routes.add(BATCH_TOKENIZE, post=functools.partial(self._answer_with, self.serve))
-
-    async def serve(
-        self, request: web.BaseRequest, response: ClientResponse, share: Share, names: ModelNames
-    ) -> None:
-        """Answer a request; if one text fails, its error is the response."""
-        members = await read_members(request, share)
-        model = names.resolve(named_model(with_model(members)) or request.query.get("model"))
-        shared = {"model": model.model_info.id}
-        texts = batches.strings_of(members, "texts", _TEXTS_MAX)
-        bodies = [tokenize_members(shared, text) for text in texts]
-        send = functools.partial(
-            self._own.answer,
-            TOKENIZE,
-            client=client_of(request),
-            requests=0,
-            limit_wait_s=share.settings.queue_timeout_s,
-            names=names,
-            is_from_proxy=HOP in request.headers,
-        )
-        try:
-            results = await _all(send, bodies, response.record.request_id)
-        except batches.BatchRefused as refused:
-            answer = refused.answer
-        else:
-            answer = OwnAnswer(HTTPStatus.OK, orjson.dumps({"results": results}))
-        await batches.write_whole(response, answer)
-
-
-async def _all(
-    send: _Send, bodies: Sequence[Mapping[str, Any]], request_id: str
-) -> list[dict[str, Any]]:
+async def tokenize_batch(
+    own: OwnRequests,
+    request: web.BaseRequest,
+    response: ClientResponse,
+    share: Share,
+    names: ModelNames,
+) -> None:
+    """Answer `/batch/tokenize`; if one text fails, its error is the response."""
+    members = await read_members(request, share)
+    model = names.resolve(named_model(with_model(members)) or request.query.get("model"))
+    texts = batches.strings_of(members, "texts", _TEXTS_MAX)
     gate = asyncio.Semaphore(_AT_ONCE)
 
-    async def tokenize(index: int, members: Mapping[str, Any]) -> dict[str, Any]:
+    async def tokenize(index: int, text: str) -> dict[str, Any]:
         async with gate:
-            answer = await send(members, request_id=f"{request_id}-{index}")
+            answer = await own.answer(
+                TOKENIZE,
+                {"model": model.model_info.id, "content": text},
+                client=client_of(request),
+                request_id=f"{response.record.request_id}-{index}",
+                requests=0,
+                limit_wait_s=share.settings.queue_timeout_s,
+                names=names,
+                is_from_proxy=HOP in request.headers,
+            )
         if answer.status != HTTPStatus.OK:
             raise batches.BatchRefused(answer)
         return token_list(orjson.loads(answer.body))
 
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(tokenize(*numbered)) for numbered in enumerate(bodies)]
+            tasks = [group.create_task(tokenize(*numbered)) for numbered in enumerate(texts)]
+        answer = OwnAnswer(200, orjson.dumps({"results": [task.result() for task in tasks]}))
     except BaseExceptionGroup as failed:
-        raise failed.exceptions[0] from None  # without the task group around it
-    return [task.result() for task in tasks]
+        if not isinstance(first := failed.exceptions[0], batches.BatchRefused):
+            raise first from None  # without the task group around it
+        answer = first.answer
+    await batches.write_whole(response, answer)
 
 
 class EngineEndpoints(Feature):
@@ -271,12 +250,30 @@ class EngineEndpoints(Feature):
             name = named_model(with_model(members)) or request.query.get("model")
             model = self._names(request).resolve(name).model_info.id
             await load_in_time(self._core.loader, model, share.settings.queue_timeout_s)
-        return json_response(warmup_answer(model, self._engine.gpu_use(model)))
+        use = self._engine.gpu_use(model)
+        message = f"{model} is loaded and runs on the CPU: no layer of it is on a GPU"
+        if use.layers:
+            size, devices = f"{use.memory_bytes / 1e9:.2f} GB", ", ".join(use.devices)
+            message = f"{model} is loaded: {use.layers} layers on {devices}, {size}"
+        answer = {
+            "success": use.layers > 0,
+            "memory_bytes": use.memory_bytes,
+            "num_layers": use.layers,
+            "message": message,
+        }
+        return json_response(answer)
 
     async def status(self, request: web.BaseRequest) -> web.Response:
         infos = self._names(request).model_infos
-        uses = [self._engine.gpu_use(info.id) for info in infos]
-        return json_response(status_answer(uses, self._core.settings.batch.config))
+        uses = [use for info in infos if (use := self._engine.gpu_use(info.id)).layers]
+        batch = self._core.settings.batch.config
+        answer = {
+            "cache_ready": bool(uses),
+            "cache_memory_bytes": sum(use.memory_bytes for use in uses),
+            "batch_threshold": batch.gpu_threshold,
+            "recommended_min_batch": batch.min_batch,
+        }
+        return json_response(answer)
 
     async def runtime(self, _: web.BaseRequest) -> web.Response:
         return json_response(await self._engine.runtime())
@@ -284,26 +281,3 @@ class EngineEndpoints(Feature):
     def _names(self, request: web.BaseRequest) -> ModelNames:
         key = request[KEY]
         return self._core.loader.names().local.visible(key.models if key else None)
-
-
-def warmup_answer(model: str, use: GpuUse) -> dict[str, object]:
-    message = f"{model} is loaded and runs on the CPU: no layer of it is on a GPU"
-    if use.layers:
-        memory = f"{use.memory_bytes / 1e9:.2f} GB"
-        message = f"{model} is loaded: {use.layers} layers on {', '.join(use.devices)}, {memory}"
-    return {
-        "success": use.layers > 0,
-        "memory_bytes": use.memory_bytes,
-        "num_layers": use.layers,
-        "message": message,
-    }
-
-
-def status_answer(uses: Iterable[GpuUse], batch: BatchConfig) -> dict[str, object]:
-    found = [use for use in uses if use.layers]
-    return {
-        "cache_ready": bool(found),
-        "cache_memory_bytes": sum(use.memory_bytes for use in found),
-        "batch_threshold": batch.gpu_threshold,
-        "recommended_min_batch": batch.min_batch,
-    }

@@ -291,51 +291,48 @@ _CONTROL_TIMEOUT_S: Final = 30.0
 _CONTROL_MAX_BYTES: Final = 64 * 1024
 
 
-class ControlEndpoint(Feature):
-    def __init__(self, core: Core) -> None:
-        self._core = core
+async def control_completion(core: Core, request: web.BaseRequest) -> web.Response:
+    """Return the answer of the instance that acted, else of any instance.
 
-    def add_routes(self, routes: Routes) -> None:
-        routes.add(COMPLETION_CONTROL, post=self.answer)
+    Raises:
+        NotLoaded: No instance of the model runs.
+        ProxyError: As `read_body` and `ModelNames.resolve` do, or no instance answered.
+    """
+    with (
+        InFlightRequest(core.server_state.in_flight),
+        core.bodies.share(client_of(request)) as share,
+    ):
+        body = await read_body(request, share)
+        await check_complexity(body, share)
+        name = named_model(members_of(body)) or request.query.get("model")
+        model = client_names(core.loader, request).resolve(name).model_info.id
+        instances = core.router.instances()
+        upstreams = [found.upstream for found in instances if found.upstream.model == model]
+        if not upstreams:
+            raise NotLoaded(f"{model} is not loaded, so it generates no completion")
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_control(core, upstream, body)) for upstream in upstreams]
+    results = [task.result() for task in tasks]
+    answers = [result for result in results if isinstance(result, FetchedBody)]
+    if not answers:
+        raise next(result for result in results if isinstance(result, ProxyError))
+    answer = first_successful(answers)
+    status, body = reclassify_error(answer.status, answer.body)
+    if status >= HTTPStatus.BAD_REQUEST:
+        body = OPENAI.engine_error(status, body)
+    return web.Response(body=body, status=status, headers={"Content-Type": JSON})
 
-    async def answer(self, request: web.BaseRequest) -> web.Response:
-        """Return the answer of the instance that acted, else of any instance.
 
-        Raises:
-            NotLoaded: No instance of the model runs.
-            ProxyError: As `read_body` and `ModelNames.resolve` do, or no instance answered.
-        """
-        in_flight = InFlightRequest(self._core.server_state.in_flight)
-        with in_flight, self._core.bodies.share(client_of(request)) as share:
-            body = await read_body(request, share)
-            await check_complexity(body, share)
-            name = named_model(members_of(body)) or request.query.get("model")
-            model = client_names(self._core.loader, request).resolve(name).model_info.id
-            instances = self._core.router.instances()
-            upstreams = [it.upstream for it in instances if it.upstream.model == model]
-            if not upstreams:
-                raise NotLoaded(f"{model} is not loaded, so it generates no completion")
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._fetch(upstream, body)) for upstream in upstreams]
-        results = [task.result() for task in tasks]
-        answers = [result for result in results if isinstance(result, FetchedBody)]
-        if not answers:
-            raise next(result for result in results if isinstance(result, ProxyError))
-        answer = first_successful(answers)
-        status, body = reclassify_error(answer.status, answer.body)
-        if status >= HTTPStatus.BAD_REQUEST:
-            body = OPENAI.engine_error(status, body)
-        return web.Response(body=body, status=status, headers={"Content-Type": JSON})
-
-    async def _fetch(self, upstream: Upstream, body: bytes) -> FetchedBody | ProxyError:
-        settings, headers = self._core.settings, CIMultiDict({"Content-Type": JSON})
-        request = UpstreamRequest("POST", COMPLETION_CONTROL, "", headers, body)
-        if upstream.node:
-            request = for_node(request, upstream.node)
-        try:
-            return await fetch(upstream, request, settings, _CONTROL_TIMEOUT_S, _CONTROL_MAX_BYTES)
-        except ProxyError as error:
-            return error
+async def _control(core: Core, upstream: Upstream, body: bytes) -> FetchedBody | ProxyError:
+    headers = CIMultiDict({"Content-Type": JSON})
+    request = UpstreamRequest("POST", COMPLETION_CONTROL, "", headers, body)
+    if upstream.node:
+        request = for_node(request, upstream.node)
+    limits = _CONTROL_TIMEOUT_S, _CONTROL_MAX_BYTES
+    try:
+        return await fetch(upstream, request, core.settings, *limits)
+    except ProxyError as error:
+        return error
 
 
 def first_successful(answers: Sequence[FetchedBody]) -> FetchedBody:

@@ -47,12 +47,7 @@ class PromptArray:
     prompts: Sequence[Any]  # at least 2
     choices: int  # completions of each prompt, at least 1
     is_ranked: bool  # whether the results are ordered by score
-
-    @property
-    def top_n(self) -> int:
-        value = self.request.json.get("top_n")
-        is_number = isinstance(value, int) and not isinstance(value, bool)
-        return value if is_number and value is not None else len(self.prompts)
+    top_n: int  # the number of results that are shown
 
     def part(self, at: int) -> ProxyRequest:
         """Return the request for the prompt at this index.
@@ -88,8 +83,9 @@ def array_of(request: ProxyRequest) -> PromptArray | None:
     is_ranked = request.path in _RERANKING
     if not all(isinstance(prompt, str if is_ranked else str | list | dict) for prompt in prompts):
         return None
-    array = PromptArray(request, name, prompts, request.slots, is_ranked)
-    if array.top_n < 0:
+    given = request.json.get("top_n")
+    top_n = given if type(given) is int else len(prompts)
+    if top_n < 0:
         raise BadRequest("top_n must be 0 or more")
     most_bytes = _REPEATED_MAX_BYTES // len(prompts)
     if len(request.body) > most_bytes:
@@ -99,7 +95,7 @@ def array_of(request: ProxyRequest) -> PromptArray | None:
                 f"the members beside the {len(prompts)} prompts have {size_bytes} bytes, and at "
                 f"most {most_bytes} are sent with each of so many; send fewer prompts at once"
             )
-    return array
+    return PromptArray(request, name, prompts, request.slots, is_ranked, top_n)
 
 
 def _prompts_member(request: ProxyRequest) -> str | None:

@@ -55,14 +55,7 @@ from proxy.errors import (
     UpstreamUnavailable,
     quote,
 )
-from proxy.forward import upstream_errors
-from proxy.forward.assemblers import (
-    Assembler,
-    CompletedResponse,
-    EmbeddingUsage,
-    assembler_for,
-    completion_of,
-)
+from proxy.forward import assemblers, upstream_errors
 from proxy.forward.prefill import PrefillFilter, is_start, progress_of, prompt_of
 from proxy.forward.response import Response
 from proxy.http.api_formats import error_code, parse_error
@@ -179,14 +172,6 @@ _ENDS: Final = {
 _END_BYTES: Final = 64
 # An engine on trial may return these errors although others do not.
 _OWN_ERRORS: Final = frozenset({HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.SERVICE_UNAVAILABLE})
-_UNLEARNED: Final = frozenset(
-    {
-        EndpointKind.EMBED_OR_RERANK,
-        EndpointKind.TRANSCRIPTION,
-        EndpointKind.PROMPT,
-        EndpointKind.INFO,
-    }
-)
 
 
 class ResponseRelay:
@@ -244,7 +229,12 @@ class ResponseRelay:
         if encoding := headers.get("Content-Encoding"):
             encoding = quote(encoding)
             raise UpstreamFailed(f"{self._name} encoded its answer with {encoding}, unasked")
-        completed = self._body_reader()
+        kind = self._request.kind
+        completed: assemblers.CompletedResponse | assemblers.EmbeddingUsage | None = None
+        if self._response.status == HTTPStatus.OK and kind.generates:
+            completed = assemblers.CompletedResponse(kind, is_stream=False)
+        elif self._response.status == HTTPStatus.OK and kind is EndpointKind.EMBED_OR_RERANK:
+            completed = assemblers.EmbeddingUsage()
         await self._client_response.begin(self._response.status, for_client(self._response.headers))
         chunk = b""
         while not self._response.is_read:
@@ -258,18 +248,10 @@ class ResponseRelay:
         await self._finish(completed.close(chunk) if completed else Completion(), chunk)
         return True
 
-    def _body_reader(self) -> CompletedResponse | EmbeddingUsage | None:
-        if self._response.status != HTTPStatus.OK:
-            return None
-        if self._request.kind is EndpointKind.EMBED_OR_RERANK:
-            return EmbeddingUsage()
-        is_read = self._request.kind not in _UNLEARNED
-        return CompletedResponse(self._request.kind, is_stream=False) if is_read else None
-
     async def _relay_stream(self) -> bool:
         """Pass a stream on; the last piece is sent together with the end of the body."""
         progress, client_response, response = self._progress, self._client_response, self._response
-        completed = CompletedResponse(self._request.kind, is_stream=True)
+        completed = assemblers.CompletedResponse(self._request.kind, is_stream=True)
         before = b""
 
         def pass_on(chunk: bytes) -> bool:
@@ -307,7 +289,7 @@ class ResponseRelay:
         await self._finish(completed.close(last), last)
         return True
 
-    async def _until_first_token(self, completed: CompletedResponse) -> bytes:
+    async def _until_first_token(self, completed: assemblers.CompletedResponse) -> bytes:
         """Pass on the stream before the first token; return the piece that has the first token."""
         prefill_filter = PrefillFilter(hides_progress=self._plan.hides_progress)
         while True:
@@ -335,7 +317,7 @@ class ResponseRelay:
 
     async def _assemble(self) -> bool:
         """Send the assembled response; return False, with nothing sent, if it is blank."""
-        assembler = assembler_for(self._request.kind, self._request.json)
+        assembler = assemblers.assembler_for(self._request.kind, self._request.json)
         splitter = Splitter()
         total_bytes, is_done = 0, _ENDS.get(self._request.kind) != DONE
         while chunk := await self._read():
@@ -356,15 +338,15 @@ class ResponseRelay:
         if not is_done or not assembler.is_complete:
             raise self._broken_off()
         if assembler.is_blank:
-            self._lease.report(completion_of(assembler).all_choices)
+            self._lease.report(assemblers.completion_of(assembler).all_choices)
             return False
         body = orjson.dumps(assembler.assemble())
         headers = CIMultiDict({"Content-Type": JSON, "Content-Length": str(len(body))})
         await self._client_response.begin(200, headers)
-        await self._finish(completion_of(assembler), body)
+        await self._finish(assemblers.completion_of(assembler), body)
         return True
 
-    def _add(self, assembler: Assembler, piece: Mapping[str, Any]) -> None:
+    def _add(self, assembler: assemblers.Assembler, piece: Mapping[str, Any]) -> None:
         if progress := progress_of(piece):
             self._progress.set_prompt(*progress)
         elif not is_start(piece):
