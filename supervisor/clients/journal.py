@@ -172,7 +172,7 @@ def drop_json(text: str, place: Place) -> str:
 
 
 def _plain_json(text: str) -> str:
-    """Return JSON with each value where it stood: comments and last commas become blanks.
+    """Return JSON with each value at its place: comments and last commas become blanks.
 
     Raises ValueError, with the line.
     """
