@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import binascii
 import struct
 from base64 import b64decode, b64encode
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -43,16 +43,14 @@ class RestoredSlot:
 
 def decode_fingerprint(word: str) -> ConversationFingerprint:
     """Return an empty fingerprint if the text is foreign or altered."""
-    try:
+    with suppress(ValueError, struct.error):
         known, marks, packed = word.split(" ")
         raw = b64decode(packed, validate=True)
         numbers = struct.unpack(f"<{len(raw) // _NUMBER_BYTES}Q", raw)
         count = int(marks)
-    except (ValueError, binascii.Error, struct.error):
-        return ConversationFingerprint()
-    if known != _FORMAT or not 0 <= count <= len(numbers):
-        return ConversationFingerprint()
-    return ConversationFingerprint(numbers[:count], numbers[count:])
+        if known == _FORMAT and 0 <= count <= len(numbers):
+            return ConversationFingerprint(numbers[:count], numbers[count:])
+    return ConversationFingerprint()
 
 
 @dataclass(frozen=True, slots=True)

@@ -339,9 +339,6 @@ class SlotFileIndex:
     def __len__(self) -> int:
         return len(self._files)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._files
-
     def add(self, file: SlotFile) -> None:
         self.remove((file.name,))
         bit = ~self._used & (self._used + 1)

@@ -185,7 +185,9 @@ class PrefixIndex:
         owner, saved = conversation.run.name if conversation else None, list[tuple[int, int]]()
         if self.with_files:
             if lost := self._runs_without(conversation):
-                held = limit_levels(held, lost, prompt.shared_tokens)
+                # Parts that conversations share may be in other slots.
+                shared = prompt.tokens_until(prompt.first_own - 1) if prompt.first_own else 0
+                held = limit_levels(held, lost, shared)
                 owner = None if owner and lost & self._runs[owner].bit else owner
             saved = self._saved_prefixes(prompt, session)
         cached: Levels = merge_levels(held, saved) if saved else held

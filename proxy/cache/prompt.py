@@ -177,11 +177,6 @@ class Prompt:
         """Limit the prompt to the blocks that a client has sent before, for its questions."""
         return replace(self, blocks=self.blocks[:blocks], _owner=0)
 
-    @property
-    def shared_tokens(self) -> int:
-        """Estimated tokens of the parts that conversations share, 0 without any."""
-        return self.tokens_until(self.first_own - 1) if self.first_own else 0
-
     def tokens_until(self, turn: int) -> int:
         sizes_bytes = self.outline.sizes_bytes
         after = len(sizes_bytes) - len(self.turn_hashes) + turn + 1
@@ -202,7 +197,7 @@ def read_prompt(
     messages, parts = zip(*numbered, strict=True)
     sizes_bytes = tuple(map(len, parts))
     size_bytes = sum(sizes_bytes)
-    outline = Outline((), sizes_bytes, (), b"")
+    outline = NO_OUTLINE._replace(sizes_bytes=sizes_bytes)
     if size_bytes >= _OUTLINED_MIN_BYTES:
         labels = bytes([part[0] for part in parts]) if kind in _CONVERSATIONS else b""
         outline = Outline(part_hashes(parts), sizes_bytes, messages, labels)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import secrets
 import struct
 from base64 import b64decode, b64encode
-from binascii import Error
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -66,7 +65,7 @@ def read_digest(body: bytes) -> Digest:
                 is_short = len(cursor) <= _CURSOR_MAX_CHARACTERS and len(models) <= _MODELS_MAX
                 if is_short and count <= HASHES_MAX:
                     return Digest(cursor, is_whole is True, hashes)
-    except (ValueError, TypeError, Error) as error:
+    except (ValueError, TypeError) as error:
         raise UnreadableDigest("not a digest") from error
     raise UnreadableDigest("not a digest of this format")
 

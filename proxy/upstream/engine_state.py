@@ -106,13 +106,10 @@ async def _complete(
 
 def parse_slots(page: bytes) -> list[SlotState] | None:
     """Return the slots in a body of `/slots`; None if it is not a list of slots."""
-    try:
-        slots = orjson.loads(page)
-    except orjson.JSONDecodeError:
-        return None
-    if not isinstance(slots, list):
-        return None
-    return [_slot_state(slot) for slot in slots if isinstance(slot, dict)]
+    with suppress(orjson.JSONDecodeError):
+        if isinstance(slots := orjson.loads(page), list):
+            return [_slot_state(slot) for slot in slots if isinstance(slot, dict)]
+    return None
 
 
 _FIGURES: Final = (("id", -1), ("id_task", -1), ("n_prompt_tokens", 0), ("n_ctx", 0))
