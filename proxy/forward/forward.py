@@ -291,7 +291,7 @@ class Forward:
         sent = UpstreamRequest(request.method, request.path, request.query, headers, body)
         if node := upstream.node:
             sent = await readdress(sent, node, request)
-        lease.note_sent()
+        lease.is_reported = False
         try:
             async with UpstreamResponse(upstream, sent, self._settings) as received:
                 lease.note_header()

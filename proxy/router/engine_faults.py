@@ -224,25 +224,20 @@ class FirstByteMonitor:
         return [other for other in admitted if other is not instance and not other.is_silent]
 
 
-def answers_health(settings: ProxySettings) -> Responds:
-    """Return a query of `/health`; any answer counts.
+async def answers_health(upstream: Upstream, settings: ProxySettings) -> bool:
+    """Query `/health`; any answer counts.
 
     A refused or broken connection also counts: it means that the process ended. Its requests notice
     that themselves, and a request that crashed it must not move to another instance.
     """
-
-    async def request(upstream: Upstream) -> bool:
-        health = get_request("/health")
-        try:
-            await fetch(upstream, health, settings, _HEALTH_S, _HEALTH_MAX_BYTES)
-        except UpstreamConnectFailed as error:
-            is_closed = not isinstance(error, UpstreamUnconnected)
-            return is_closed or isinstance(error.__cause__, _ENDED)
-        except ProxyError:
-            return False
-        return True
-
-    return request
+    try:
+        await fetch(upstream, get_request("/health"), settings, _HEALTH_S, _HEALTH_MAX_BYTES)
+    except UpstreamConnectFailed as error:
+        is_closed = not isinstance(error, UpstreamUnconnected)
+        return is_closed or isinstance(error.__cause__, _ENDED)
+    except ProxyError:
+        return False
+    return True
 
 
 _FIRST_PAUSE_S: Final = 0.05
@@ -296,7 +291,7 @@ class SlotReleaser:
         if not self._tasks.are_running or not instance.in_service or lease.upstream.node:
             free(lease, ())
             return
-        lease.end()
+        lease.is_ending, lease.ended_at_s = True, self._clock()
         self._tasks.wake("slots", instance, partial(self._free_when_idle, free))
 
     async def _free_when_idle(
@@ -312,20 +307,14 @@ class SlotReleaser:
             ended.clear()
             pause_s = _FIRST_PAUSE_S if is_fresh else min(2 * pause_s, _LAST_PAUSE_S)
             if not is_fresh:
-                self._free_idle(instance, *await self._read(instance.upstream), free)
+                await self._free_idle(instance, free)
 
-    async def _read(self, upstream: Upstream) -> tuple[int, list[int]]:
-        """Return how many slots are busy, and the tokens in each idle one."""
-        try:
-            slots = await self._list_slots(upstream) or ()
-        except UpstreamTimeout:  # it is there, and busy with something
-            return upstream.slots, []
-        idle = [slot.tokens for slot in slots if not slot.is_busy]
-        return len(slots) - len(idle), idle
-
-    def _free_idle(
-        self, instance: RoutingTarget, busy: int, tokens: Sequence[int], free: Free
-    ) -> None:
+    async def _free_idle(self, instance: RoutingTarget, free: Free) -> None:
+        busy, tokens = instance.upstream.slots, list[int]()
+        with suppress(UpstreamTimeout):  # it is there, and busy with something
+            slots = await self._list_slots(instance.upstream) or ()
+            tokens = [slot.tokens for slot in slots if not slot.is_busy]
+            busy = len(slots) - len(tokens)
         ending = instance.ending
         live = sum(not (lease.is_ending or lease.is_paused) for lease in instance.leases)
         still_busy = min(max(0, busy - live), len(ending))

@@ -138,36 +138,28 @@ class SimulatedEngine:
         self._batch_tokens = work.batch_tokens
         self.costs = costs
         self._weight = work.weight
-        self._free = deque(work.free_slots)
-        self._requests = [replace(request) for request in work.running]
-        if self._requests:  # assume that half of the current pass is over
+        self.free = deque(work.free_slots)
+        self.requests = [replace(request) for request in work.running]
+        if self.requests:  # assume that half of the current pass is over
             before_s = self.now_s
             self.step(passes_max=1)
             self.now_s -= _HALF * (self.now_s - before_s)
-
-    @property
-    def has_free_slot(self) -> bool:
-        return bool(self._free)
-
-    @property
-    def is_idle(self) -> bool:
-        return not self._requests
 
     def take(
         self, prompt_tokens: int, depth: int, answer_tokens: float, slot: int | None
     ) -> RunningRequest:
         """Give a request a free slot, if possible the given one."""
-        given = self._free[0] if slot is None or slot not in self._free else slot
-        self._free.remove(given)
+        given = self.free[0] if slot is None or slot not in self.free else slot
+        self.free.remove(given)
         taken = RunningRequest(given, prompt_tokens, depth, answer_tokens)
-        self._requests.append(taken)
+        self.requests.append(taken)
         return taken
 
     def step(self, passes_max: float = math.inf) -> None:
         """Compute passes until something changes."""
-        answers = [request for request in self._requests if not request.prompt_tokens]
+        answers = [request for request in self.requests if not request.prompt_tokens]
         prompts = sorted(
-            (request for request in self._requests if request.prompt_tokens),
+            (request for request in self.requests if request.prompt_tokens),
             key=lambda request: request.slot,
         )
         if answers:
@@ -186,8 +178,8 @@ class SimulatedEngine:
         for request in answers:
             request.answer_tokens -= passes
             if request.answer_tokens <= 0:
-                self._requests.remove(request)
-                self._free.append(request.slot)
+                self.requests.remove(request)
+                self.free.append(request.slot)
         for request in prompts:
             if not request.prompt_tokens:
                 request.first_token_s = self.now_s
@@ -235,7 +227,7 @@ def first_token(work: ModelWork, costs: EngineCosts) -> tuple[str, float, float]
         elif taken:
             taken[0].step()
         else:
-            busy = (engine for engine in engines if not engine.is_idle)
+            busy = (engine for engine in engines if engine.requests)
             min(busy, key=lambda engine: engine.now_s).step()
 
 
@@ -243,7 +235,7 @@ def _next_assignment(
     engines: Sequence[SimulatedEngine], waiting: Sequence[WaitingRequest]
 ) -> tuple[SimulatedEngine, int] | None:
     """Return an engine with a free slot, and the place of the first request that takes it."""
-    free = [engine for engine in engines if engine.has_free_slot]
+    free = [engine for engine in engines if engine.free]
     for place, request in enumerate(waiting if free else ()):
         may = [engine for engine in free if request.instance in {None, engine.name}]
         if may:
@@ -255,5 +247,5 @@ def _take(engine: SimulatedEngine, waiting: WaitingRequest) -> RunningRequest:
     new_tokens = waiting.new_on(engine.name)
     cached = waiting.prompt_tokens - new_tokens
     slot = waiting.slots.get(engine.name)
-    engine.now_s += engine.costs.overhead_s if engine.is_idle else 0.0
+    engine.now_s += 0.0 if engine.requests else engine.costs.overhead_s
     return engine.take(new_tokens, cached, waiting.answer_tokens, slot)

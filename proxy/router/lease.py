@@ -302,17 +302,10 @@ class RoutingTarget:
         return sum(lease.is_decoding for lease in self.leases)
 
     def stats(self, conversations: int, weight: Weight) -> InstanceStats:
-        known = bool(self.rates.answers)
-        return InstanceStats(
-            self.upstream,
-            self.in_service,
-            conversations,
-            self.rates.prefill_tps if known else 0.0,
-            self.rates.decode_tps if known else 0.0,
-            tuple(lease.stats() for lease in self.leases),
-            self.rates.acceptance,
-            weight,
-        )
+        rates, leases = self.rates, tuple(lease.stats() for lease in self.leases)
+        speeds = (rates.prefill_tps, rates.decode_tps) if rates.answers else (0.0, 0.0)
+        known = self.upstream, self.in_service, conversations, *speeds
+        return InstanceStats(*known, leases, rates.acceptance, weight)
 
 
 # The connection breaks milliseconds before the process ends, and up to half a second before its
@@ -510,18 +503,11 @@ class Lease(InFlightRequest):
             self.owners.note_release(self)
             self.instance.note_placed()
 
-    def note_sent(self) -> None:
-        self.is_reported = False
-
     def report(self, timings: Timings | None) -> None:
         """Add the timings of a complete response, summed over its choices."""
         if timings:
             self.reported = timings.plus(self.reported) if self.reported else timings
             self.is_reported = True
-
-    def end(self) -> None:
-        self.is_ending = True
-        self.ended_at_s = self.clock()
 
     def set_process_exit(self, process_exit: ProcessExit, reason: str = "") -> None:
         """Set how the instance's process ended; only the first call counts."""
@@ -620,15 +606,8 @@ def slot_use(lease: Lease, slots: int, held: Iterable[int]) -> SlotUse:
         rest, is_exact = cut_off_tokens(lease.progress, held)
         tokens += rest
     slot_s = (lease.clock() - lease.began_at_s) * slots
-    return SlotUse(
-        lease.client,
-        lease.request.model,
-        lease.upstream.name,
-        tokens,
-        slot_s,
-        is_exact,
-        is_cut_off=not lease.is_reported,
-    )
+    model, name, is_cut_off = lease.request.model, lease.upstream.name, not lease.is_reported
+    return SlotUse(lease.client, model, name, tokens, slot_s, is_exact, is_cut_off)
 
 
 def cut_off_tokens(progress: ResponseProgress, held: Iterable[int]) -> tuple[Tokens, bool]:

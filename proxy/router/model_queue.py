@@ -244,7 +244,8 @@ class ModelQueue:
             lease.instance.drop(lease)
             if lease.slot:
                 self._prefix_index.slot_maps[lease.upstream.name].release(lease, self._clock())
-            self._instances.discard_if_unused(lease.instance)
+            if not lease.instance.in_service:
+                self._instances.discard_if_unused(lease.instance)
             if not (lease.upstream.node or lease.request.is_background):
                 self.ended_at_s = self._clock()
             self._assignment.note_ended(lease.request)
@@ -311,14 +312,8 @@ def keep_times(lease: Lease, timings: Timings, now_s: float) -> None:
         # The arrival times of events that come together are useless.
         first_s = min(first_s, now_s - decode_s)
     prompt_at_s = max(lease.began_at_s, first_s - prompt_s)
-    span = Span(
-        prompt_at_s,
-        first_s,
-        now_s,
-        timings.prompt_tokens,
-        timings.cached_tokens,
-        timings.decoded_tokens,
-    )
+    tokens = timings.prompt_tokens, timings.cached_tokens, timings.decoded_tokens
+    span = Span(prompt_at_s, first_s, now_s, *tokens)
     overhead_s = prompt_at_s - lease.began_at_s if lease.sequences == 1 else None
     instance = lease.instance
     instance.finished.append((span, lease.request.answer_limit, overhead_s))

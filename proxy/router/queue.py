@@ -330,7 +330,7 @@ class SlotAssignment:
             return None
         candidates: Candidates | None = None
         for queued in entries:
-            if owner := self._awaited_owner(queued, of_model, now_s):
+            if queued.awaited and (owner := self._awaited_owner(queued, of_model, now_s)):
                 candidates = candidates or self._candidates(of_model)
                 candidates.bind(owner)
                 continue
@@ -415,13 +415,10 @@ class SlotAssignment:
             if instance.leases and (wait_s := self._alike_wait_s(instance, prompt, now_s)) > 0:
                 held[instance.upstream.name] = wait_s
         for instance in pure and [busy for busy in pure if busy in of_model.answering]:
-            wait_s = prefill_wait_s(
-                instance.prefilling,
-                instance.decoding,
-                prompt.tokens - hint.cached_tokens(instance.bit),
-                now_s - queued.joined_at_s,
-                queued.request.queue_timeout_s,
-            )
+            waited_s, timeout_s = now_s - queued.joined_at_s, queued.request.queue_timeout_s
+            new_tokens = prompt.tokens - hint.cached_tokens(instance.bit)
+            work = instance.prefilling, instance.decoding
+            wait_s = prefill_wait_s(*work, new_tokens, waited_s, timeout_s)
             if wait_s:
                 held[instance.upstream.name] = wait_s
         return held

@@ -234,7 +234,7 @@ class ModelInstances:
     @property
     def has_free_slot(self) -> bool:
         if len(self.answering) == 1:  # most models have one instance
-            return self.answering[0].has_free_slot
+            return len(self.answering[0].leases) < self.answering[0].upstream.slots
         return self.sets.free > 0
 
     @property
@@ -262,16 +262,12 @@ class ModelInstances:
         return self._sets
 
     def _weigh(self) -> Mapping[str, Weight]:
-        by_speed = self._route_by_speed
-        weights = weights_of(
-            [
-                (
-                    instance.rates.latency if by_speed else UNMEASURED,
-                    instance.upstream.node.weight if instance.upstream.node else None,
-                )
-                for instance in self.in_service
-            ]
-        )
+        speeds: list[Speed] = []
+        for instance in self.in_service:
+            latency = instance.rates.latency if self._route_by_speed else UNMEASURED
+            node = instance.upstream.node
+            speeds.append((latency, node.weight if node else None))
+        weights = weights_of(speeds)
         if len(weights) > _MANY:
             weights = [
                 replace(weight, value=max(1, round(weight.value * _WEIGHT_STEPS)) / _WEIGHT_STEPS)
@@ -338,7 +334,8 @@ class Instances:
         self._collect(instance.upstream.model)
 
     def discard_if_unused(self, instance: RoutingTarget) -> None:
-        if not (instance.in_service or instance.in_flight or instance.leases):
+        """Forget an instance that is out of service once it holds no request."""
+        if not (instance.in_flight or instance.leases):
             self._rates[instance.upstream.name] = instance.rates
             if self._instances.pop(instance.upstream.name, None):
                 self._by_model[instance.upstream.model].pop(instance.upstream.name)
@@ -367,19 +364,17 @@ class InstanceTasks:
     """Background tasks for instances, at most one of a kind for each, while `run` runs."""
 
     def __init__(self) -> None:
+        self.are_running = False
         self._group: asyncio.TaskGroup | None = None
         self._wanted: dict[tuple[str, RoutingTarget], asyncio.Event] = {}
-
-    @property
-    def are_running(self) -> bool:
-        return self._group is not None
 
     async def run(self) -> None:
         try:
             async with asyncio.TaskGroup() as self._group:
+                self.are_running = True
                 await asyncio.Event().wait()  # as long as the proxy runs
         finally:
-            self._group = None
+            self.are_running, self._group = False, None
             self._wanted.clear()
 
     def wake(self, kind: str, instance: RoutingTarget, work: InstanceWork) -> None:

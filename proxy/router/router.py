@@ -54,6 +54,7 @@ from proxy.router.lease import (
     Lease,
     ProcessExit,
     RouterSignals,
+    RoutingTarget,
     SlotUse,
     slot_use,
 )
@@ -125,7 +126,7 @@ class Router:
         self._slot_releaser = SlotReleaser(
             list_slots, clock, settings.cancel_timeout_s, self._report_overdue, self._tasks
         )
-        responds = responds or answers_health(settings)
+        responds = responds or partial(answers_health, settings=settings)
         self._first_byte_monitor = FirstByteMonitor(
             self.registry, responds, self.queues.assign_slots, self._tasks
         )
@@ -367,7 +368,7 @@ class Router:
         queued = queue_entry(request, avoid, self._clock())
         lease = queue.lease_now(queued) or await self._acquire(queue, queued, load)
         if lease.is_taken:
-            self.signals.slots_taken(lease, lease.upstream, len(lease.slots))
+            self.signals.slots_taken(lease, lease.upstream, 1 + len(lease.beside))
         try:
             self._crash_suspects.check(request)  # an equal request may have crashed meanwhile
             with lease:
@@ -463,16 +464,12 @@ class Router:
         answering = self.registry.of_model(request.model).answering
         instances = [instance for instance in answering if instance.may_take(request)]
         fresh = [instance for instance in instances if instance.upstream.name not in avoid]
-        chosen = min(
-            fresh or instances,
-            key=lambda instance: (
-                instance.is_spare,
-                instance.upstream.is_on_trial,
-                len(instance.in_flight) / instance.upstream.slots,
-                instance.turn,
-            ),
-        )
-        return Lease(request, chosen, self._clock)
+
+        def order(instance: RoutingTarget) -> tuple[bool, bool, float, float]:
+            load = len(instance.in_flight) / instance.upstream.slots
+            return instance.is_spare, instance.upstream.is_on_trial, load, instance.turn
+
+        return Lease(request, min(fresh or instances, key=order), self._clock)
 
     def _record_slot(self, lease: Lease, slot: Slot, prompt: Prompt, timings: Timings) -> None:
         name = lease.upstream.name
@@ -495,7 +492,7 @@ class Router:
         lease.note_released()
         if lease.is_taken:
             lease.is_taken = False
-            self.signals.slots_freed(lease, slot_use(lease, len(lease.slots), held))
+            self.signals.slots_freed(lease, slot_use(lease, 1 + len(lease.beside), held))
         self.queues[lease.request.model].release(lease)
         if lease.upstream.cache_key:
             self._saver.note_end(lease.instance)
@@ -507,7 +504,8 @@ class Router:
         for slot_lease in lease.slots:
             if slot_lease in instance.leases:
                 self._slot_releaser.release_when_idle(slot_lease, self._release)
-        self.registry.discard_if_unused(instance)
+        if not instance.in_service:
+            self.registry.discard_if_unused(instance)
 
     def _report_overdue(self, lease: Lease) -> None:
         limit_s = self._settings.cancel_timeout_s

@@ -40,7 +40,7 @@ from proxy.router.slot_saver import SlotSaver
 from proxy.settings import ProxySettings
 from proxy.upstream.endpoint_kinds import EndpointKind, is_single
 from proxy.upstream.engine_state import clear_slots, get_slots, refresh_slots
-from proxy.upstream.upstream import Timings, Upstream
+from proxy.upstream.upstream import Timings
 
 # Shorter conversations are not saved.
 _TOKENS_MIN: Final = 256
@@ -108,13 +108,16 @@ class SlotSelector:
         conversation = lease.conversation if reach != "none" else None
         # At once: a client may leave while the slot is prepared.
         lease.slot = slot = slot_map.reserve(lease, conversation, lease.clock())
-        is_ready = slot is not None and slot.conversation is not None and slot.is_confirmed
-        if not upstream.cache_key or (is_ready and reach == "by id"):
+        known = slot if slot and reach == "by id" and slot.is_confirmed else None
+        if known and known.conversation is not None:  # the next turn, where the last one was
+            lease.id_slot = known.id_slot
+            await self._enter_slot(lease, slot_map, known, reach)
+            return
+        if not upstream.cache_key:
             await self._prepare(lease, slot_map, reach, is_alone=True)
             return
         # Only a slot of known number is prepared beside others.
-        is_named = reach == "by id" and slot is not None and slot.is_confirmed
-        is_filled = is_named and slot is not None and self._saver.has_file(lease, slot)
+        is_filled = known is not None and self._saver.has_file(lease, known)
         order = lease.instance.slot_order
         async with order.reader if is_filled else order.writer:
             await self._prepare(lease, slot_map, reach, is_alone=not is_filled)
@@ -347,20 +350,16 @@ class CacheUse:
     """The use of caches by clients' requests, for all models of this machine."""
 
     def __init__(self) -> None:
-        self._models: dict[str, dict[Tier, TierUse]] = {}
-
-    @property
-    def models(self) -> Mapping[str, Mapping[Tier, TierUse]]:
-        return self._models
+        self.models: dict[str, dict[Tier, TierUse]] = {}
 
     def note(self, lease: Lease, timings: Timings) -> None:
         """Count a complete response, and set the tier of its lease."""
         if lease.upstream.node or lease.request.is_background:
             return
         found = timings.cached_tokens
-        tiers = self._models.get(lease.request.model)
+        tiers = self.models.get(lease.request.model)
         if tiers is None:
-            tiers = self._models[lease.request.model] = {tier: TierUse() for tier in Tier}
+            tiers = self.models[lease.request.model] = {tier: TierUse() for tier in Tier}
         tiers[Tier.NONE].tokens += timings.prompt_tokens
         lease.tier = _tier(lease) if found else Tier.NONE
         use = tiers[lease.tier]
@@ -441,6 +440,9 @@ class CacheFindings:
         held = _find_holder(lease, before, run) if before else "unknown"
         shares = request.owner.name and not request.owner.is_alone
         own = self._own_tokens(lease, prompt, tokens) if shares else None
+        kind: CacheKind = "window" if lease.upstream.window_tokens else "any"
+        if lease.upstream.resumable_prompts:
+            kind = "recurrent"
         found = find_cause(
             CacheFacts(
                 prompt,
@@ -448,7 +450,7 @@ class CacheFindings:
                 timings.cached_tokens,
                 lease.expected_cached if own is None else min(own, lease.expected_cached),
                 held,
-                _kind(lease.upstream),
+                kind,
                 before,
                 now_s - before.ended_at_s if before else 0.0,
                 is_same_conversation=is_same,
@@ -500,9 +502,3 @@ def _find_holder(lease: Lease, before: RecentPrompt, run: Run) -> CachePlace:
     if before.run.is_latest:
         return "other"
     return "crashed" if before.run.has_failed else "unloaded"
-
-
-def _kind(upstream: Upstream) -> CacheKind:
-    if upstream.resumable_prompts:
-        return "recurrent"
-    return "window" if upstream.window_tokens else "any"

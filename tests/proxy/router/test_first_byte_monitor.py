@@ -8,6 +8,7 @@ import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -311,7 +312,7 @@ async def test_an_engine_that_reads_a_long_prompt_answers_and_a_stopped_one_does
     proxy: ProxyHarness, pair: Mapping[str, Path]
 ) -> None:
     one = engines.upstream(pair["chat.2"], 2)
-    responds = answers_health(ProxySettings())
+    responds = partial(answers_health, settings=ProxySettings())
     proxy.router.admit(one)
 
     async def read_it() -> None:
@@ -331,7 +332,7 @@ async def test_a_process_that_has_ended_is_not_silent(proxy: ProxyHarness) -> No
     async def drop(call: Call) -> None:
         call.drop()
 
-    asks = answers_health(ProxySettings())
+    asks = partial(answers_health, settings=ProxySettings())
     dying = await proxy.fake(drop, is_admitted=False)
     assert await asks(dying.upstream())
     await dying.stop()
