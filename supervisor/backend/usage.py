@@ -207,7 +207,8 @@ class UsageRecorder(Part):
             return
         tokens = Tokens()
         if lease.is_taken:
-            tokens = self._answered[lease] = lease.reported_tokens
+            tokens = lease.reported_tokens - self._answered.get(lease, tokens)
+            self._answered[lease] = lease.reported_tokens
         request = lease.request
         requests = 0 if request.request_id in self._counted else 1
         self._counted.add(request.request_id)

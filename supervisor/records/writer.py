@@ -155,7 +155,7 @@ class Records(Part):
         """Warn of the first failure in a row for each kind of record; then, of what it cost."""
         self._report_problems()
         if failure is not None:
-            affected = {_WARNINGS[table] for table in self._journal.tables or {"usage"}}
+            affected = {_WARNINGS[table] for table in tuple(self._journal.tables) or ("usage",)}
             for name in sorted(affected - self._warned):
                 self._emit(name, reason=failure)
             self._warned |= affected

@@ -125,8 +125,11 @@ async def test_a_prompt_that_is_prefilled_takes_tokens_of_the_key(
     limits = "tokens_per_day = 100\nmax_context = 90"
     await proxy.open(api_keys_file=keys_file(tmp_path, limits))
     path, text = "/corral/v1/models/chat/warm", {"role": "user", "content": "word " * 60}
+    leases = set[object]()  # what is in no set cannot be counted beside other requests
+    proxy.router.signals.slots_freed.connect(lambda lease, _: leases.add(lease))
     assert (await post(proxy, path, messages=[text]))[0] == 200
     (taken,) = proxy.keep_alives.uses
+    assert len(leases) == 1
     assert (taken.client, taken.tokens.total) == ("anna", 43)
     assert [event["client"] for event in proxy.events("request.finished")] == ["anna"]
     long = {"role": "user", "content": "word " * 90}

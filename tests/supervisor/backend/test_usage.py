@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from support.requests import upstream
+from support.requests import ask, upstream
 
-from proxy.router.lease import SlotUse, Tokens
+from proxy.router.lease import Lease, RoutingTarget, SlotUse, Tokens, slot_use
+from proxy.upstream.upstream import Rates, Timings
 from supervisor.backend.usage import EngineUse, UsageEngines, UsageRecorder, share_tokens
+from supervisor.events import EVENTS, Event
 from supervisor.records.store import RecordStore
 from supervisor.records.usage import OWN_WORK, Usage
 from supervisor.records.writer import Records
@@ -108,6 +111,22 @@ async def test_what_the_engine_did_not_count_is_taken_from_what_was_cut_off(
         "ben": (50, 0, 25),
         OWN_WORK: (0, 2, 0),
     }
+
+
+async def test_an_answer_is_counted_once_before_its_end_and_after_it(recorded: Recorded) -> None:
+    lease = Lease(ask("hi", client="anna"), RoutingTarget(upstream("chat.0"), Rates()), float)
+    lease.report(Timings(20, 100, 100.0, 10, 1000.0))
+    recorded.recorder.slots_taken(lease, upstream("chat.0"), 1)
+    recorded.recorder.answered(lease)
+    before = recorded.records.kept["anna"]
+    assert before[:4] == (1, 100, 20, 10)
+    recorded.recorder.answered(lease)
+    recorded.recorder.slots_freed(lease, slot_use(lease, 1, ()))
+    finished = dict.fromkeys(EVENTS["request.finished"][1]) | {"client": "anna", "model": "chat"}
+    for request in ("req_1", "refused"):
+        event = Event("request.finished", datetime.now(UTC), finished | {"request": request})
+        recorded.recorder.observe(event)
+    assert recorded.records.kept["anna"][:4] == (2, 100, 20, 10)
 
 
 async def test_an_engine_with_requests_is_not_read(recorded: Recorded) -> None:
