@@ -299,30 +299,13 @@ _SCALES: Final[Mapping[Unit, Sequence[tuple[str, float, float]]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
-    unit: str
-    factor: float
-
-    def number(self, value: float) -> str:
-        """Write a value with three significant digits, or all before the point."""
-        scaled = value / self.factor
-        size = abs(scaled)
-        # 99.95 and 9.995 round up to one digit more.
-        digits = 0 if size >= 99.95 or not size else 1 if size >= 9.995 else 2
-        return f"{scaled:.{digits}f}"
-
-    def quantity(self, value: float) -> str:
-        return f"{self.number(value)} {self.unit}"
-
-
-def scale_for(unit: Unit, values: Sequence[float]) -> Scale:
-    """Choose the unit by the largest value, so that all values of a figure share it."""
+def scale_for(unit: Unit, values: Sequence[float]) -> tuple[str, float]:
+    """Choose the unit to show and its size by the largest value: values of a figure share it."""
     largest = max(map(abs, values), default=0.0)
     for name, start, factor in _SCALES.get(unit, ()):
         if largest >= start:
-            return Scale(name, factor)
-    return Scale(unit, 1)
+            return name, factor
+    return unit, 1
 
 
 @dataclass(slots=True)
@@ -401,8 +384,20 @@ class Finding:
 
     figure: Figure
     words: Words
-    scale: Scale
+    unit: str  # the unit to show values in, and its size in that of the figure
+    factor: float
     variants: tuple[VariantFinding, ...]
+
+    def number(self, value: float) -> str:
+        """Write a value with three significant digits, or all before the point."""
+        scaled = value / self.factor
+        size = abs(scaled)
+        # 99.95 and 9.995 round up to one digit more.
+        digits = 0 if size >= 99.95 or not size else 1 if size >= 9.995 else 2
+        return f"{scaled:.{digits}f}"
+
+    def quantity(self, value: float) -> str:
+        return f"{self.number(value)} {self.unit}"
 
 
 def findings(result: BenchResult) -> tuple[Finding, ...]:
@@ -417,7 +412,7 @@ def _finding(figure: Figure, variants: tuple[Variant, ...]) -> Finding:
         base = found[0].values if found else None
         found.append(_variant_finding(variant.name, values, base, words))
     known = [value for variant in found for value in variant.known_values]
-    return Finding(figure, words, scale_for(figure.unit, known), tuple(found))
+    return Finding(figure, words, *scale_for(figure.unit, known), tuple(found))
 
 
 def _variant_finding(
@@ -477,11 +472,11 @@ def _rows(finding: Finding) -> Iterator[_Row]:
 def _values(variant: VariantFinding, finding: Finding) -> str:
     if variant.spread is None:
         return "-"
-    scale, (median, low, high) = finding.scale, variant.spread
-    text = scale.quantity(median)
+    median, low, high = variant.spread
+    text = finding.quantity(median)
     if len(variant.known_values) == 1:
         return text
-    return f"{text} ({scale.number(low)}–{scale.number(high)})"
+    return f"{text} ({finding.number(low)}–{finding.number(high)})"
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], style: str | None = None) -> str:

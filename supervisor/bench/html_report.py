@@ -145,17 +145,17 @@ def capitalised(text: str) -> str:
 def _sentence(variant: VariantFinding, finding: Finding) -> str:
     if variant.spread is None:
         return f"{variant.name}: no value."
-    scale, (median, low, high) = finding.scale, variant.spread
+    median, low, high = variant.spread
     text = (
-        f"{variant.name}: median {scale.quantity(median)} of {len(variant.known_values)} rounds, "
-        f"from {scale.number(low)} to {scale.number(high)}"
+        f"{variant.name}: median {finding.quantity(median)} of {len(variant.known_values)} rounds, "
+        f"from {finding.number(low)} to {finding.number(high)}"
     )
     return f"{text}; {variant.comparison.verdict}." if variant.comparison else f"{text}."
 
 
 def _unit_text(finding: Finding) -> str:
     better = "higher" if finding.figure.is_higher_better else "lower"
-    return f"{finding.scale.unit}, {better} is better"
+    return f"{finding.unit}, {better} is better"
 
 
 def _axis(finding: Finding, rows: list[VariantFinding]) -> Axis:
@@ -163,7 +163,7 @@ def _axis(finding: Finding, rows: list[VariantFinding]) -> Axis:
     reach = (max(known) - min(known)) * _BEYOND
     ends = [end for row in rows for end in row.interval or ()]
     inside = [min(max(end, min(known) - reach), max(known) + reach) for end in ends]
-    scaled = [max(0.0, value) / finding.scale.factor for value in known + inside]
+    scaled = [max(0.0, value) / finding.factor for value in known + inside]
     return axis_over(scaled, _LEFT, _RIGHT)
 
 
@@ -181,7 +181,7 @@ def _plot_row(
     row: VariantFinding, finding: Finding, axis: Axis, at: tuple[int, float]
 ) -> Iterator[Element]:
     place, top = at
-    median = finding.scale.quantity(row.spread[0]) if row.spread else ""
+    median = finding.quantity(row.spread[0]) if row.spread else ""
     name = row.name if len(row.name) <= _NAME_MAX else f"{row.name[: _NAME_MAX - 1]}…"
     yield element("text", name, x=_LEFT, y=top + 13, class_="name")
     yield element("text", median, x=_RIGHT, y=top + 13, class_="median")
@@ -192,12 +192,11 @@ def _plot_row(
 def _strip(
     row: VariantFinding, finding: Finding, axis: Axis, at: tuple[int, float]
 ) -> Iterator[Element]:
-    (place, middle), factor = at, finding.scale.factor
+    (place, middle), factor = at, finding.factor
     if row.interval:
         low, high = row.interval
         left, right = axis.position(low / factor), axis.position(high / factor)
-        scale = finding.scale
-        text = f"95 % interval of the mean: {scale.number(low)}–{scale.quantity(high)}"
+        text = f"95 % interval of the mean: {finding.number(low)}–{finding.quantity(high)}"
         yield element(
             "rect", element("title", text), class_="interval",
             x=left, y=middle - _BAND / 2, width=max(1.0, right - left), height=_BAND, rx=3,
@@ -206,7 +205,7 @@ def _strip(
     for i, value in enumerate(row.values):
         if not math.isnan(value):
             y = middle + (_SCATTER * (i / last - 0.5) if last else 0.0)
-            text = f"round {i + 1}: {finding.scale.quantity(value)}"
+            text = f"round {i + 1}: {finding.quantity(value)}"
             mark, x = _MARKS[place % KINDS], axis.position(value / factor)
             yield element("text", element("title", text), mark, x=x, y=y, class_="mark")
     if row.spread:
@@ -284,7 +283,7 @@ def _body(finding: Finding, reach: float) -> Element:
 
 
 def _verdict_row(finding: Finding, place: int, reach: float) -> Element:
-    variant, number = finding.variants[place], finding.scale.number
+    variant, number = finding.variants[place], finding.number
     spread, comparison = variant.spread, variant.comparison
     bar = _bar(finding, comparison, reach) if comparison else ()
     verdict = comparison.verdict if comparison else ""

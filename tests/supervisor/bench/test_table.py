@@ -3,9 +3,9 @@ import math
 import re
 
 import pytest
-from support.bench_result import result
+from support.bench_result import FIGURES, result
 
-from supervisor.bench.figures import Unit, findings, scale_for, table
+from supervisor.bench.figures import RATE, Finding, Unit, findings, scale_for, table
 
 
 def test_each_figure_has_a_line_for_each_variant_and_a_verdict_against_the_first() -> None:
@@ -104,4 +104,5 @@ def test_a_variant_without_a_figure_has_no_value() -> None:
     ],
 )
 def test_quantities(unit: Unit, value: float, text: str) -> None:
-    assert scale_for(unit, [value]).quantity(value) == text
+    finding = Finding(FIGURES[0], RATE, *scale_for(unit, [value]), ())
+    assert finding.quantity(value) == text
