@@ -100,10 +100,7 @@ class ForwardedEndpoints(Feature):
             return json_response(llama_server.router_page(len(names.model_infos)))
 
     async def _props_of(
-        self,
-        request: web.BaseRequest,
-        model: str,
-        added: Mapping[str, object] = NOTHING,
+        self, request: web.BaseRequest, model: str, added: Mapping[str, object] = NOTHING
     ) -> web.StreamResponse:
         def rewrite(body: bytes) -> bytes:
             page = without_paths(body)
@@ -127,11 +124,7 @@ class ForwardedEndpoints(Feature):
         return ModelNames(client_models(self._loader, request)).resolve(model).model_info
 
     async def lora_adapters(self, request: web.BaseRequest) -> web.StreamResponse:
-        return await self.answer(
-            self.serve,
-            request,
-            Rewritten(without_paths, PAGE_MAX_BYTES),
-        )
+        return await self.answer(self.serve, request, Rewritten(without_paths, PAGE_MAX_BYTES))
 
     async def chat(self, request: web.BaseRequest) -> web.StreamResponse:
         return await self.answer(functools.partial(self.serve, translation=_CHAT), request)

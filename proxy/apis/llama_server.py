@@ -298,10 +298,8 @@ async def control_completion(core: Core, request: web.BaseRequest) -> web.Respon
         NotLoaded: No instance of the model runs.
         ProxyError: As `read_body` and `ModelNames.resolve` do, or no instance answered.
     """
-    with (
-        InFlightRequest(core.server_state.in_flight),
-        core.bodies.share(client_of(request)) as share,
-    ):
+    in_flight = InFlightRequest(core.server_state.in_flight)
+    with in_flight, core.bodies.share(client_of(request)) as share:
         body = await read_body(request, share)
         await check_complexity(body, share)
         name = named_model(members_of(body)) or request.query.get("model")

@@ -211,11 +211,6 @@ async def _pull_present_model() -> AsyncGenerator[Progress, None]:
 _NO_DETAILS: Final = ModelDetails()
 
 
-def _base_model_id(model_info: ModelInfo) -> str:
-    """Return the model that an entry of a list is a variant of, or the entry's own."""
-    return model_info.variant_of or model_info.id
-
-
 # The API is that of this release, the first with `/v1/messages` beside `/v1/responses`. Clients
 # compare it with the release that they need.
 API_VERSION: Final = "0.14.0"
@@ -335,9 +330,10 @@ class OllamaEndpoints(Feature):
 
     async def _details(self, models: Sequence[ModelInfo]) -> Mapping[str, ModelDetails]:
         """Return the details of each entry of a list, by its id; a variant has its model's."""
-        names = {_base_model_id(model) for model in models if model.is_local}
-        details = await self._host.details(sorted(names))
-        return {model.id: details.get(_base_model_id(model), _NO_DETAILS) for model in models}
+        base_ids = {model.id: model.variant_of or model.id for model in models}
+        local = {base_ids[model.id] for model in models if model.is_local}
+        details = await self._host.details(sorted(local))
+        return {name: details.get(base, _NO_DETAILS) for name, base in base_ids.items()}
 
     async def _answer(
         self, new_answer: Callable[[], OllamaAnswer], translate: Translate, request: web.BaseRequest

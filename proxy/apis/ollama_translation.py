@@ -304,15 +304,6 @@ def header(model: str) -> dict[str, Any]:
     return {"model": model, "created_at": now}
 
 
-def vectors_of(body: Mapping[str, Any], dimensions: int | None) -> list[Sequence[float]]:
-    """Return the vectors in the order of their texts.
-
-    Raises ValueError, LookupError, TypeError: the body has another format.
-    """
-    ordered = sorted(body["data"], key=lambda item: int(item["index"]))
-    return [_cut(item["embedding"], dimensions) for item in ordered]
-
-
 def _cut(vector: Sequence[float], dimensions: int | None) -> Sequence[float]:
     """Return the first values of a vector, normalised to length 1; unchanged if it has no more."""
     if dimensions is None or dimensions >= len(vector):
@@ -475,7 +466,9 @@ class VectorAnswer(OllamaAnswer):
         super().__init__({member: []})
 
     def translate_whole(self, body: Mapping[str, Any]) -> bytes:
-        vectors = vectors_of(body, self._asked.dimensions if self._asked else None)
+        dimensions = self._asked.dimensions if self._asked else None
+        ordered = sorted(body["data"], key=lambda item: int(item["index"]))  # as their texts
+        vectors = [_cut(item["embedding"], dimensions) for item in ordered]
         if "embedding" in self.empty:
             (vector,) = vectors
             return orjson.dumps({"embedding": vector})

@@ -28,7 +28,6 @@ from proxy.common.headers import JSON
 from proxy.errors import BadRequest, UpstreamFailed
 from proxy.forward.response import Discarded, EventTransform, Response, StreamTransform
 from proxy.http.api_formats import data_event
-from proxy.observe.record import AccessRecord
 from proxy.request.request import ProxyRequest, encode_members
 from proxy.router.lease import Lease
 from proxy.upstream.endpoint_kinds import EndpointKind
@@ -307,48 +306,41 @@ async def forward_parts(
     shared: dict[str, Any] = {}
     done: set[int] = set()
 
-    def part(at: int) -> _Part:
+    def new_part(at: int) -> _Part:
         renumbered = _RenumberedPart(array, at, shared, done) if is_stream else None
         return _Part(client_response, renumbered or _GatheredPart(gather, at), turn)
 
-    if is_stream:
-        client_response.start_pings()
-    try:
-        await _forward_all(array, part, forward, client_response.record)
-        if is_stream:
-            await client_response.finish(_LAST_EVENT if done else b"")
-        else:
-            pieces = list(gather.pieces())
-            length = str(sum(map(len, pieces)))
-            headers = CIMultiDict({"Content-Type": JSON, "Content-Length": length})
-            await client_response.begin(HTTPStatus.OK, headers)
-            for piece in pieces:
-                await client_response.write(piece)
-            await client_response.finish()
-    except PartRefused as refused:
-        await client_response.refuse(refused.status, refused.headers, refused.body)
-    finally:
-        await client_response.cancel_pings()
-
-
-async def _forward_all(
-    array: PromptArray,
-    new_part: Callable[[int], _Part],
-    forward: Callable[[ProxyRequest, Response], Awaitable[None]],
-    record: AccessRecord,
-) -> None:
     async def forward_part(request: ProxyRequest, part: _Part) -> None:
         try:
             await forward(request, part)
-            record.add(part.record)
+            client_response.record.add(part.record)
         finally:
             part.is_leased.set()
 
+    if is_stream:
+        client_response.start_pings()
     try:
         async with asyncio.TaskGroup() as group:
             for at in range(len(array.prompts)):
                 part = new_part(at)
                 group.create_task(forward_part(array.part(at), part))
                 await part.is_leased.wait()
+        if is_stream:
+            await client_response.finish(_LAST_EVENT if done else b"")
+        else:
+            await _send_whole(list(gather.pieces()), client_response)
     except BaseExceptionGroup as failed:
-        raise failed.exceptions[0] from None  # without the task group around it
+        if not isinstance(refused := failed.exceptions[0], PartRefused):
+            raise refused from None  # without the task group around it
+        await client_response.refuse(refused.status, refused.headers, refused.body)
+    finally:
+        await client_response.cancel_pings()
+
+
+async def _send_whole(pieces: Sequence[bytes], client_response: Response) -> None:
+    length = str(sum(map(len, pieces)))
+    headers = CIMultiDict({"Content-Type": JSON, "Content-Length": length})
+    await client_response.begin(HTTPStatus.OK, headers)
+    for piece in pieces:
+        await client_response.write(piece)
+    await client_response.finish()

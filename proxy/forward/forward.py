@@ -39,13 +39,8 @@ from proxy.forward.arrays import array_of, forward_parts
 from proxy.forward.inspection import Captured, CapturePoint, Exchange
 from proxy.forward.openai_responses import completed_response
 from proxy.forward.prefill import PrefillChunks, has_chunks
-from proxy.forward.relay import (
-    ResponseRelay,
-    UpstreamRequestPlan,
-    is_passed_stream,
-    plan_request,
-)
-from proxy.forward.response import Discarded, Response, StreamTransform, can_write_past_aiohttp
+from proxy.forward.relay import ResponseRelay, UpstreamRequestPlan, is_passed_stream, plan_request
+from proxy.forward.response import Discarded, Response, can_write_past_aiohttp
 from proxy.http.forms import Form
 from proxy.observe.record import AccessRecord, Emit, Timeline
 from proxy.request import variants
@@ -60,18 +55,6 @@ from proxy.upstream.client import UpstreamRequest, UpstreamResponse
 from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.http1 import InvalidEvent
 from proxy.upstream.upstream import Node
-
-
-def translate_request(
-    request: ProxyRequest, turn: StoredTurn | None
-) -> tuple[ProxyRequest, StreamTransform | None]:
-    """Return the engine's request, and what translates the response for the client."""
-    if request.kind is EndpointKind.RESPONSES:
-        return request, completed_response(request, turn)
-    if request.kind is EndpointKind.MESSAGES and (chat := as_chat(request)):
-        return chat, MessageEvents()
-    return request, None
-
 
 # Silent instances and refusing nodes that a request leaves for others.
 _MOVES_MAX: Final = 4
@@ -164,9 +147,11 @@ class Forward:
             if request.kind is not EndpointKind.CHAT and (array := array_of(request)):
                 await forward_parts(array, response, self._forward)
                 return
-            request, translation = translate_request(request, turn)
-            if translation:
-                stack.enter_context(response.through(translation))
+            if request.kind is EndpointKind.RESPONSES:
+                stack.enter_context(response.through(completed_response(request, turn)))
+            elif request.kind is EndpointKind.MESSAGES and (chat := as_chat(request)):
+                request = chat
+                stack.enter_context(response.through(MessageEvents()))
             if is_passed_stream(request):
                 response.start_pings()
             try:

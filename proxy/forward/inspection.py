@@ -22,7 +22,7 @@ from proxy.observe.explanation import explain, own_figures
 from proxy.observe.record import AccessRecord
 from proxy.request.request import ProxyRequest
 from proxy.router.lease import Lease
-from proxy.upstream.http1 import DONE
+from proxy.upstream.http1 import DONE, members_of
 
 MEMBER: Final = "corral"
 _END: Final = b"\n\n"
@@ -66,7 +66,9 @@ class Explained(EventTransform):
         held = self._last + self._splitter.take_rest()
         event, end, rest = held.partition(_END)
         if DONE in event:
-            chunk = {**_shared_chunk_members(self._passed), MEMBER: self._explanation()}
+            passed = members_of(self._passed) or {}
+            shared = {name: passed[name] for name in _IN_ALL_CHUNKS if name in passed}
+            chunk = {"choices": [], **shared, MEMBER: self._explanation()}
             return data_event(chunk) + held
         if not event.endswith(b"}"):
             return held
@@ -83,17 +85,6 @@ class Explained(EventTransform):
     def _explanation(self) -> Mapping[str, Any]:
         figures = self._record.figures()
         return explain(own_figures(figures) if self._record.hides_others else figures).as_json()
-
-
-def _shared_chunk_members(passed: bytes) -> dict[str, Any]:
-    """Return the members that all chunks of a stream share, as the last sent chunk has them."""
-    line = passed.rstrip().rpartition(b"data: ")[2]
-    try:
-        chunk = orjson.loads(line)
-        shared = {name: chunk[name] for name in _IN_ALL_CHUNKS if name in chunk}
-    except (ValueError, TypeError):
-        shared = {}
-    return {"choices": [], **shared}
 
 
 class Exchange(Protocol):

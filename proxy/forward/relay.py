@@ -51,7 +51,6 @@ from proxy.errors import (
     UpstreamDraining,
     UpstreamFailed,
     UpstreamLoading,
-    UpstreamShutDown,
     UpstreamUnavailable,
     quote,
 )
@@ -422,8 +421,6 @@ class ResponseRelay:
         """Read while none of the response was sent, so that a failure can be retried."""
         try:
             return await self._response.read()
-        except UpstreamShutDown:
-            raise
         except UpstreamFailed as error:
             raise self._broken_off() from error
 
