@@ -105,7 +105,7 @@ def _get(
             hint=f"ollama pull {name} stores it, and corral start {name} serves it from there; "
             "or corral model get OWNER/NAME:QUANT downloads a model of Hugging Face",
         )
-    if not reference.is_remote(word):
+    if "/" not in word:  # names of pinned models have no slash
         return get_pinned(word, dry_run=dry_run)
     # These import huggingface_hub, which takes a quarter of a second.
     from supervisor.cli.hub_model import get_from_hub, get_from_url

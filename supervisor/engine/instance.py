@@ -34,15 +34,7 @@ from supervisor.engine.state_tasks import (
     StateContext,
     StateTask,
 )
-from supervisor.engine.states import (
-    DEADLINES,
-    WITHOUT_PROCESS,
-    Deadline,
-    Event,
-    InstanceSnapshot,
-    Lifecycle,
-    State,
-)
+from supervisor.engine.states import Event, InstanceSnapshot, Lifecycle, State
 from supervisor.engine.warmup import PrefillQueue
 from supervisor.errors import CorralError
 from supervisor.events import Emit
@@ -201,7 +193,7 @@ class Instance:
         run = self._run
         if run is None or run.number != self._lifecycle.run or run.progress is None:
             return None
-        return run.progress[1] if self._lifecycle.state not in WITHOUT_PROCESS else None
+        return run.progress[1] if self._lifecycle.state not in states.WITHOUT_PROCESS else None
 
     def _up_s(self) -> float:
         return 0.0 if self._ready_at_s is None else self._clock() - self._ready_at_s
@@ -271,7 +263,7 @@ class Instance:
             self._ready_at_s = None
             is_first = before.state is State.STOPPED or before.stop_reason == "measured"
             self._restarts += not is_first
-        elif now in WITHOUT_PROCESS:
+        elif now in states.WITHOUT_PROCESS:
             self._ready_at_s = None
 
     def _enter_service(self) -> None:
@@ -294,7 +286,7 @@ class Instance:
             self._group.create_task(process, name=f"{self.name} process")
         else:
             self._begin_task()
-        if deadline := DEADLINES.get(state):
+        if deadline := states.DEADLINES.get(state):
             self._set_timer(self._limit_s(deadline))
 
     def _begin_task(self) -> None:
@@ -323,7 +315,7 @@ class Instance:
             self._task = None
             self._apply(event, context.run.number)
 
-    def _limit_s(self, deadline: Deadline) -> float:
+    def _limit_s(self, deadline: states.Deadline) -> float:
         limit_s = deadline(self._limits, self._restart.delay_s)
         if self._lifecycle.state is State.UNHEALTHY:
             is_waited_for = self._traffic.activity(self.name).in_flight > 0

@@ -14,15 +14,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from supervisor.models import local_stores
 from supervisor.models.file_names import FileGroup, group
-from supervisor.models.local_stores import (
-    Root,
-    repositories,
-    search_cache,
-    search_flat_cache,
-    search_folder,
-    search_ollama,
-)
+from supervisor.models.local_stores import Root
 from supervisor.models.stored_model import Store, StoredModel, open_model, walk_files
 from supervisor.system.files import open_regular
 
@@ -63,13 +57,13 @@ def unopened_models(root: Root, notes: list[str]) -> Iterator[StoredModel]:
     """Yield the files of one place that may be models; notes the places that it cannot see."""
     store, path = root
     if store == "ollama":
-        yield from search_ollama(path, notes)
+        yield from local_stores.search_ollama(path, notes)
     elif store in _CACHES:
-        yield from search_cache(path, store, notes)
+        yield from local_stores.search_cache(path, store, notes)
     else:
-        yield from search_folder(path, store, notes)
+        yield from local_stores.search_folder(path, store, notes)
     if store == "llama.cpp":
-        yield from search_flat_cache(path, notes)
+        yield from local_stores.search_flat_cache(path, notes)
 
 
 def _without_copies(models: Iterable[StoredModel]) -> Iterator[StoredModel]:
@@ -235,7 +229,7 @@ def _unused_parts(groups: Sequence[FileGroup]) -> Iterator[tuple[str, str]]:
 
 
 def _cache_leftovers(root: Path, notes: list[str]) -> Iterator[tuple[Path, str]]:
-    for repository in repositories(root, notes):
+    for repository in local_stores.repositories(root, notes):
         locks = root / ".locks" / repository.name
         links = [path for path in (repository / "snapshots").rglob("*") if path.is_symlink()]
         dangling = (path for path in links if path.suffix == ".gguf" and not path.exists())

@@ -295,7 +295,14 @@ def read(file: BinaryIO, name: str, strings_of: str = "") -> Header:
     """
     size_bytes = file.seek(0, os.SEEK_END)
     file.seek(0)
-    _check_magic(file.read(len(_MAGIC)), name)
+    magic = file.read(len(_MAGIC))
+    if not magic:
+        raise ModelInvalid(f"{name} is empty", hint="download the file again")
+    if magic != _MAGIC:
+        raise ModelInvalid(
+            f"{name} is not a GGUF file: its first bytes are {magic!r}, not b'GGUF'",
+            hint="give the path of a .gguf file",
+        )
     try:
         walker = Walker(file, max(0, size_bytes - len(_MAGIC)))
         version = walker.u32()
@@ -314,16 +321,6 @@ def read(file: BinaryIO, name: str, strings_of: str = "") -> Header:
             f"{name} is not a valid model: {problem}", hint="download the file again"
         )
     return found
-
-
-def _check_magic(magic: bytes, name: str) -> None:
-    if not magic:
-        raise ModelInvalid(f"{name} is empty", hint="download the file again")
-    if magic != _MAGIC:
-        raise ModelInvalid(
-            f"{name} is not a GGUF file: its first bytes are {magic!r}, not b'GGUF'",
-            hint="give the path of a .gguf file",
-        )
 
 
 def _header(file: BinaryIO, walker: Walker, strings_of: str, size_bytes: int) -> Header:

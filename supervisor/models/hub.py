@@ -29,14 +29,7 @@ from huggingface_hub import ModelInfo, constants
 from huggingface_hub.errors import OfflineModeIsEnabled
 from huggingface_hub.utils import build_hf_headers, get_session
 
-from supervisor import __version__
-from supervisor.errors import (
-    AccessDenied,
-    CorralError,
-    DownloadFailed,
-    HubAccessDenied,
-    NoSuchModel,
-)
+from supervisor import __version__, errors
 from supervisor.models.reference import without_secrets
 from supervisor.models.repository import FoundRepository, RemoteFile, Repository
 from supervisor.system.download import (
@@ -54,40 +47,44 @@ _TEXT_MAX: Final = 200
 
 
 # The errors of the hub by X-Error-Code, or by one of the last three names.
-_ERRORS: Final[Mapping[str, tuple[type[CorralError], str, str]]] = MappingProxyType(
+_ERRORS: Final[Mapping[str, tuple[type[errors.CorralError], str, str]]] = MappingProxyType(
     {
         "GatedRepo": (
-            HubAccessDenied,
+            errors.HubAccessDenied,
             "{repo} is gated: its owner wants conditions to be accepted",
             "accept them at {page}{access}",
         ),
         "RevisionNotFound": (
-            NoSuchModel,
+            errors.NoSuchModel,
             "{repo} has no such branch, tag or commit",
             "see {page}",
         ),
-        "EntryNotFound": (NoSuchModel, "{repo} has no {what}", "see {page}"),
+        "EntryNotFound": (errors.NoSuchModel, "{repo} has no {what}", "see {page}"),
         "RepoNotFound": (
-            NoSuchModel,
+            errors.NoSuchModel,
             "the hub has no repository {repo}, or does not show it to you",
             "check the spelling (corral model search WORDS); {private}",
         ),
         "bad token": (
-            HubAccessDenied,
+            errors.HubAccessDenied,
             "the hub does not accept your token for {what}{said}",
             f"set HF_TOKEN to a valid one ({_TOKENS}), or unset it for public models",
         ),
         "denied": (
-            HubAccessDenied,
+            errors.HubAccessDenied,
             "the hub denies access to {what} ({status}){said}",
             "see {page}; for a private repository set HF_TOKEN",
         ),
-        "other": (DownloadFailed, "the hub answered {status} for {what}{said}", "try again later"),
+        "other": (
+            errors.DownloadFailed,
+            "the hub answered {status} for {what}{said}",
+            "try again later",
+        ),
     }
 )
 
 
-def _hub_error(answer: httpx2.Response, repo: str, what: str, page: str) -> CorralError:
+def _hub_error(answer: httpx2.Response, repo: str, what: str, page: str) -> errors.CorralError:
     """Return the error of a repository, of which `what` was requested; `page` is its URL."""
     status, code = answer.status_code, answer.headers.get("x-error-code", "")
     has_token = "authorization" in answer.request.headers
@@ -166,14 +163,16 @@ def _headers(url: str, endpoint: str) -> dict[str, str]:
     try:
         found = build_hf_headers(token=token, library_name=_AGENT, library_version=__version__)
     except (OSError, ValueError) as error:
-        raise AccessDenied(
+        raise errors.AccessDenied(
             f"the token of the hub cannot be read: {error}",
             hint="check HF_HOME and HF_TOKEN_PATH, or set HF_TOKEN",
         ) from error
     return dict(found)
 
 
-def _refusal(answer: httpx2.Response, endpoint: str, name: str) -> CorralError | Interruption:
+def _refusal(
+    answer: httpx2.Response, endpoint: str, name: str
+) -> errors.CorralError | Interruption:
     """Return the error to raise; an Interruption if another attempt may succeed."""
     status = answer.status_code
     first, last = str(answer.history[0].url if answer.history else answer.url), str(answer.url)
@@ -185,7 +184,7 @@ def _refusal(answer: httpx2.Response, endpoint: str, name: str) -> CorralError |
         return _transient(status, answer.headers)
     if not is_hub:
         page = without_secrets(first)
-        kind = NoSuchModel if status in {404, 410} else DownloadFailed
+        kind = errors.NoSuchModel if status in {404, 410} else errors.DownloadFailed
         return kind(f"the server answered {status} for {page}", hint="check the URL in a browser")
     found = re.match(r"/(?:api/models/)?([^/]+/[^/]+)(?:/|$)", first.removeprefix(endpoint))
     repo = found[1] if found else name
@@ -197,19 +196,21 @@ def _transport(url: str) -> Iterator[None]:
     try:
         yield
     except OfflineModeIsEnabled as error:
-        raise DownloadFailed(
+        raise errors.DownloadFailed(
             f"offline mode is on, so {url} was not requested", hint="unset HF_HUB_OFFLINE"
         ) from error
     except UnicodeEncodeError as error:
-        raise HubAccessDenied(
+        raise errors.HubAccessDenied(
             "the token of the hub has characters that no token has", hint="set HF_TOKEN again"
         ) from error
     except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
-        raise DownloadFailed(
+        raise errors.DownloadFailed(
             f"{url} cannot be requested: {error}", hint="check HF_ENDPOINT"
         ) from error
     except httpx2.TooManyRedirects as error:
-        raise DownloadFailed(f"too many redirects from {url}", hint="check the URL") from error
+        raise errors.DownloadFailed(
+            f"too many redirects from {url}", hint="check the URL"
+        ) from error
     except httpx2.HTTPError as error:
         if _is_unresolved(error):
             reason = f"the name {urlsplit(url).hostname} has no address ({error})"
@@ -262,10 +263,10 @@ def _translate_shape_errors(what: str) -> Iterator[None]:
     """Raise DownloadFailed for an answer of an unexpected shape."""
     try:
         yield
-    except CorralError:
+    except errors.CorralError:
         raise
     except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise DownloadFailed(
+        raise errors.DownloadFailed(
             f"the answer about {what} is not one of a Hugging Face hub",
             hint="check HF_ENDPOINT, and whether a proxy answers in its place",
         ) from error
@@ -344,7 +345,7 @@ class HubClient(Client):
                 for piece in response.iter_bytes():
                     body += piece
                     if len(body) > _ANSWER_MAX_BYTES:
-                        raise DownloadFailed(f"the hub's answer about {what} does not end")
+                        raise errors.DownloadFailed(f"the hub's answer about {what} does not end")
             return body
 
         return self.retry(attempt, f"cannot read {what} from {self.endpoint}")

@@ -257,7 +257,9 @@ def from_headers(path: Path, size_bytes: int, headers: Sequence[Header], fingerp
         vocab_size=first.integer(f"{own}vocab_size", first.lengths.get("tokenizer.ggml.tokens", 0)),
         tokenizer=first.text("tokenizer.ggml.model"),
         chat_template=first.text("tokenizer.chat_template") or None,
-        quantisation=tensors.file_type(first.integer("general.file_type", -1)),
+        quantisation=tensors.FILE_TYPES.get(
+            first.integer("general.file_type", -1), tensors.UNKNOWN[0]
+        ),
         feed_forward=tensors.feed_forward(first, architecture),
         experts_used=first.integer(f"{own}expert_used_count"),
         sliding_window=first.integer(f"{own}attention.sliding_window") or None,

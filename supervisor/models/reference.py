@@ -67,11 +67,6 @@ class UrlReference:
         return tuple(UrlReference(f"{head}{name}{tail}", name) for name in names)
 
 
-def is_remote(word: str) -> bool:
-    """Return whether a word is a reference; names of pinned models have no slash."""
-    return "/" in word
-
-
 def parse_reference(word: str, endpoint: str = "") -> HubReference | UrlReference:
     """Parse `OWNER/NAME[:QUANT]`, also after `hf:` or `hf.co/`, or a URL; raises NoSuchModel.
 

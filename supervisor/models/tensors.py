@@ -108,10 +108,6 @@ def matrix_bytes(tensors: Sequence[Tensor], *, generates: bool) -> MatrixBytes:
     return tuple((kind, group, size) for (kind, group), size in sorted(sizes.items()))
 
 
-def file_type(number: int) -> str:
-    return FILE_TYPES.get(number, UNKNOWN[0])
-
-
 def is_causal(header: Header, architecture: str) -> bool:
     declared = header.metadata.get(f"{architecture}.attention.causal", True)
     return declared is not False and architecture not in _ENCODERS

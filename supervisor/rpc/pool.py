@@ -67,23 +67,18 @@ class WorkerPool(Part):
         self, settings: Mapping[str, WorkerSettings], policy: RestartPolicy, drain_s: float
     ) -> None:
         """Start new workers; retire removed or changed ones, which may serve for `drain_s`."""
-        local = {
-            name: worker_settings
-            for name, worker_settings in settings.items()
-            if worker_settings.local
-        }
+        local = {name: table for name, table in settings.items() if table.local}
         before, self._settings, self._policy = self._settings, local, policy
         if self._group is None:
             return
-        for name, worker_settings in before.items():
-            if local.get(name) != worker_settings and name in self._running:
+        for name, table in before.items():
+            if local.get(name) != table and name in self._running:
                 self._group.create_task(_retire(*self._running.pop(name), drain_s))
-        for name, worker_settings in local.items():
-            if before.get(name) != worker_settings:
-                worker = self._make(name, worker_settings, policy)
-                serving = self._group.create_task(
-                    persist("worker", worker.serve), name=f"worker {name}"
-                )
+        for name, table in local.items():
+            if before.get(name) != table:
+                worker = self._make(name, table, policy)
+                run = persist("worker", worker.serve)
+                serving = self._group.create_task(run, name=f"worker {name}")
                 self._running[name] = worker, serving
 
     def _make(self, name: str, settings: WorkerSettings, policy: RestartPolicy) -> Worker:

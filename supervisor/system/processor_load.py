@@ -34,16 +34,11 @@ def busy_programs(span_s: float) -> tuple[BusyProgram, ...]:
     began_s = time.monotonic()
     time.sleep(span_s)
     took_s = time.monotonic() - began_s
-    found = [
-        (process.pid, name, (used_s - before[process][1]) / took_s)
-        for process, (name, used_s) in _used_s().items()
-        if process in before
-    ]
-    busy = [
-        (pid, name, cores)
-        for pid, name, cores in found
-        if cores >= _NAMED_CORES and pid != os.getpid()
-    ]
+    busy = []
+    for process, (name, used_s) in _used_s().items():
+        if process in before and process.pid != os.getpid():
+            cores = (used_s - before[process][1]) / took_s
+            busy += [(process.pid, name, cores)] if cores >= _NAMED_CORES else []
     return tuple(sorted(busy, key=lambda program: -program[2]))
 
 
