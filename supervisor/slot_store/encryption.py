@@ -36,7 +36,7 @@ from proxy.auth.keys_file import read_private
 from proxy.errors import ConfigError
 from supervisor.engine.client import SlotFileInfo
 from supervisor.errors import SettingsInvalid
-from supervisor.slot_store.manifest import Manifest
+from supervisor.slot_store.manifest import SHA256_DIGITS, Manifest
 from supervisor.slot_store.slot_file import (
     InvalidSlotFile,
     SlotFileHeader,
@@ -44,7 +44,7 @@ from supervisor.slot_store.slot_file import (
     check_header,
     read_checked,
 )
-from supervisor.system.files import sha256_of, sync
+from supervisor.system.files import sha256_of, sync, xxh3_of
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -254,7 +254,7 @@ class SlotContent:
         """Return the complete manifest of a file; an encrypted file needs no hashes."""
         if self.keys:
             return replace(unverified, key_id=next(iter(self.keys)))
-        return replace(unverified, sha256=sha256_of(spooled), tokens_sha256=header.digest)
+        return replace(unverified, checksum=xxh3_of(spooled), tokens_sha256=header.digest)
 
     def seal(self, manifest: Manifest) -> Manifest:
         """Encrypt the fingerprint, so that the hashes of a known text cannot be found in it."""
@@ -296,7 +296,9 @@ class SlotContent:
             decrypt(path, link, self._key(manifest), _context(manifest))
             return
         header = self.header(path, manifest)
-        if (header.digest, sha256_of(path)) != (manifest.tokens_sha256, manifest.sha256):
+        is_older = len(manifest.checksum) == SHA256_DIGITS
+        checksum = (sha256_of if is_older else xxh3_of)(path)
+        if (header.digest, checksum) != (manifest.tokens_sha256, manifest.checksum):
             raise InvalidSlotFile("its content was altered")
         _link(path, link, manifest.size_bytes)
 

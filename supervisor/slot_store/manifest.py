@@ -24,6 +24,7 @@ from supervisor.plan.plan import Plan
 from supervisor.system.files import is_regular
 
 FORMAT: Final = 3
+SHA256_DIGITS: Final = 64
 
 # Options that do not change the contents of a cache. All others must be equal, including unknown
 # options of later builds: a discarded cache costs seconds, a wrong cache produces wrong text.
@@ -117,7 +118,9 @@ class Manifest:
     replica: int  # the one that saved it, from 0
     identity: CacheKey
     size_bytes: int
-    sha256: str  # of the file; empty if it is encrypted, which verifies it
+    # XXH3 of the file, a SHA-256 if an earlier version wrote it; empty if it is encrypted, which
+    # verifies it.
+    checksum: str
     tokens: int
     tokens_sha256: str  # empty if it is encrypted
     ctx_slot: int  # the context size of a slot when it was saved
@@ -167,6 +170,8 @@ def load(text: str) -> Manifest:
 
 def _manifest(content: dict[str, Any]) -> Manifest:
     identity = content["identity"]
+    if "sha256" in content:  # of an earlier version
+        content["checksum"] = content.pop("sha256")
     return Manifest(
         **{
             **content,

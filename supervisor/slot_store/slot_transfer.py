@@ -129,7 +129,7 @@ async def write(
         replica=task.replica[0],
         identity=task.key,
         size_bytes=written.size_bytes,
-        sha256="",
+        checksum="",
         tokens=written.tokens,
         tokens_sha256="",
         ctx_slot=task.ctx_slot,

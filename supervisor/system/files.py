@@ -21,6 +21,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final
 
+from xxhash import xxh3_128
+
 from supervisor.errors import AccessDenied, DiskFull
 from supervisor.output import size
 from supervisor.system.paths import is_ours, make_ours, make_private
@@ -77,6 +79,12 @@ def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file, in hex; raises OSError if the file is unreadable."""
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def xxh3_of(path: Path) -> str:
+    """Return the XXH3 of a file, 32 hex digits; it finds damage, not forgery. Raises OSError."""
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, xxh3_128).hexdigest()
 
 
 def stat_regular(path: Path) -> os.stat_result:

@@ -41,7 +41,7 @@ def manifest(name: str = "a", minutes: int = 0, **changes: Any) -> Manifest:
         "replica": 0,
         "identity": IDENTITY,
         "size_bytes": 1000,
-        "sha256": "0" * 64,
+        "checksum": "0" * 32,
         "tokens": 300,
         "tokens_sha256": "0" * 64,
         "ctx_slot": 2048,

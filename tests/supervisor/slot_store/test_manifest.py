@@ -1,3 +1,5 @@
+import hashlib
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +40,14 @@ def test_a_manifest_is_read_as_it_was_written() -> None:
 def test_what_is_no_manifest_or_was_altered_is_refused(text: str) -> None:
     with pytest.raises(ManifestInvalid):
         load(text)
+
+
+def test_a_manifest_of_an_earlier_version_has_a_sha256() -> None:
+    content = json.loads(dump(manifest()))
+    content["sha256"] = "0" * 64
+    del content["checksum"], content["check"]
+    check = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    assert load(json.dumps({**content, "check": check})) == manifest(checksum="0" * 64)
 
 
 def test_a_manifest_of_another_format_is_refused_though_it_is_whole(

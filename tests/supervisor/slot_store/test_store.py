@@ -11,6 +11,7 @@ from supervisor.engine.client import SlotFileInfo
 from supervisor.slot_store.manifest import Manifest
 from supervisor.slot_store.slot_file import InvalidSlotFile, SlotFileMissing
 from supervisor.slot_store.store import Quarantine, SlotStore
+from supervisor.system.files import sha256_of
 
 
 @pytest.fixture
@@ -74,6 +75,16 @@ def test_an_altered_file_is_not_checked_out(store: SlotStore) -> None:
     path.with_suffix(".json").unlink()
     with pytest.raises(SlotFileMissing):
         store.check_out(one, store.spool("chat.0"), one.identity)
+
+
+def test_a_file_of_an_earlier_version_is_verified_by_its_sha256(store: SlotStore) -> None:
+    one = put(store, 1000)
+    path = store.root / "kept" / "chat" / "1000.slot"
+    earlier = replace(one, checksum=sha256_of(path))
+    assert store.check_out(earlier, store.spool("chat.0"), one.identity)
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    with pytest.raises(InvalidSlotFile, match="altered"):
+        store.check_out(earlier, store.spool("chat.0"), one.identity)
 
 
 def test_clean_up_deletes_partial_files(store: SlotStore) -> None:
