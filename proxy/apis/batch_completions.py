@@ -42,7 +42,6 @@ _MAX_TOKENS: Final = 50
 _DEFAULTS: Final = MappingProxyType({"temperature": 0.0, "top_k": 50, "stop": []})
 # Members that are read here, or set so that the answer has the members of a result.
 _OURS: Final = frozenset({"prompts", "prompt", "max_tokens", "response_fields"})
-_NUMBER: Final = (int, float)
 EMPTY_PROMPT: Final = "Prompt cannot be empty"
 
 
@@ -105,7 +104,7 @@ def _check_numbers(members: Mapping[str, Any]) -> None:
     whole_number(members, "max_tokens", _MAX_TOKENS)
     whole_number(members, "top_k", 0, least=0)
     value = members.get("temperature", 0)
-    if not isinstance(value, _NUMBER) or isinstance(value, bool):
+    if not isinstance(value, int | float) or isinstance(value, bool):
         raise BadRequest("temperature must be a number")
     stop = members.get("stop", [])
     is_list = isinstance(stop, list) and all(isinstance(text, str) for text in stop)

@@ -39,7 +39,6 @@ from proxy.upstream.http1 import DONE, data_of, members_of
 _IMAGE_TYPES: Final = MappingProxyType(
     {"iVBORw0KGgo": "image/png", "R0lGOD": "image/gif", "UklGR": "image/webp", "Qk": "image/bmp"}
 )
-_JPEG: Final = "image/jpeg"
 
 
 def messages_of(given: object) -> list[dict[str, Any]]:
@@ -107,7 +106,7 @@ def _content(text: object, images: object) -> object:
         if not isinstance(image, str):
             raise BadRequest("an image must be a string in base64")
         kinds = (kind for start, kind in _IMAGE_TYPES.items() if image.startswith(start))
-        url = f"data:{next(kinds, _JPEG)};base64,{image}"
+        url = f"data:{next(kinds, 'image/jpeg')};base64,{image}"
         parts.append({"type": "image_url", "image_url": {"url": url}})
     return parts
 
@@ -177,7 +176,6 @@ def template_options(members: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-_EMBEDDINGS: Final = "/v1/embeddings"
 # Members of Ollama's request for text that have no meaning here.
 _UNUSED: Final = ("template", "context", "shift", "truncate")
 
@@ -259,7 +257,7 @@ def _embeddings(
 ) -> EngineRequest:
     asked = {"input": texts, **_pick_members(members, KEEP_ALIVE)}
     unused = _ignored_members(members, options_of(members))
-    return EngineRequest(_EMBEDDINGS, EndpointKind.EMBED_OR_RERANK, asked, unused, dimensions)
+    return EngineRequest("/v1/embeddings", EndpointKind.EMBED_OR_RERANK, asked, unused, dimensions)
 
 
 def _pick_members(members: Mapping[str, Any], *names: str) -> dict[str, Any]:

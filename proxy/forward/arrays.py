@@ -182,9 +182,6 @@ class Gather:
             yield b"," + item if number else item
 
 
-_LAST_EVENT: Final = b"data: " + DONE + b"\n\n"
-
-
 class PartRefused(Exception):
     def __init__(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
         super().__init__(status)
@@ -326,7 +323,7 @@ async def forward_parts(
                 group.create_task(forward_part(array.part(at), part))
                 await part.is_leased.wait()
         if is_stream:
-            await client_response.finish(_LAST_EVENT if done else b"")
+            await client_response.finish(b"data: [DONE]\n\n" if done else b"")
         else:
             await _send_whole(list(gather.pieces()), client_response)
     except BaseExceptionGroup as failed:
