@@ -123,15 +123,14 @@ class AdaptiveController(Part):
         failures = before + 1 if self._clock() - at_s < _RETRY_MAX_S else 1
         retry_in_s = min(_RETRY_MAX_S, _RETRY_FIRST_S * 2 ** (failures - 1))
         self._retries[view.name] = failures, self._clock() + retry_in_s
+        planned, chosen = view.base.memory_inputs.chosen, view.plan.memory_inputs.chosen
         for change in changes:
             self._emit(
                 "model.adapt_failed",
                 model=view.name,
                 key=change.key,
-                before=view.plan.memory_inputs.chosen.get(change.key),
-                after=change.to.value
-                if change.to
-                else view.base.memory_inputs.chosen.get(change.key),
+                before=chosen.get(change.key),
+                after=change.to.value if change.to else planned.get(change.key),
                 reason=problem,
                 retry_in_s=retry_in_s,
             )

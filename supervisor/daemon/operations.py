@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from typing import Annotated, Any, Final, Literal
 
@@ -70,16 +70,13 @@ class DaemonService:
         return self._fleet.spawn(_reload_report(self._parts.reload.add(read_models(models))))
 
     def save_slots(self, models: list[str]) -> asyncio.Task[list[messages.SavedSlot]]:
-        replicas = self._replicas(models)
+        replicas = self._fleet.selected_replicas(models)
 
         async def save() -> list[messages.SavedSlot]:
             persistence = self._fleet.planner.launches.slot_persistence
             return [*map(model_status.saved_slot, await cache_commands.save(replicas, persistence))]
 
         return self._fleet.spawn(save())
-
-    def _replicas(self, models: Sequence[str]) -> list[Replica]:
-        return [self._fleet.replica(instance.name) for instance in self._fleet.instances(models)]
 
     def forget_slots(
         self, model: str | None, conversation: str | None, request: str | None
@@ -119,7 +116,7 @@ class DaemonService:
         self, model: str, body: dict[str, Any]
     ) -> asyncio.Task[list[messages.WarmedInstance] | CorralError]:
         prompt = warm_prompt(model, body)
-        replicas = self._replicas([model])
+        replicas = self._fleet.selected_replicas([model])
 
         async def warm() -> list[messages.WarmedInstance] | CorralError:
             results = await cache_commands.warm(replicas, prompt, self._parts.router)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from proxy.cache.fingerprint import ConversationFingerprint
@@ -116,10 +116,10 @@ class Fleet:
                 raise NoSuchModel(f"no model is named {name!r}", hint=f"models: {there}")
         return [self.models[name] for name in names or known]
 
-    def instances(self, names: Sequence[str] = ()) -> Iterator[Instance]:
-        """Yield the instances of the named models, or of all, except those that retire."""
-        for model in self.select(names):
-            yield from (replica.instance for replica in (*model.replicas, *model.replacements))
+    def selected_replicas(self, names: Sequence[str] = ()) -> list[Replica]:
+        """Return the replicas of the named models, or of all, except those that retire."""
+        models = self.select(names)
+        return [replica for model in models for replica in (*model.replicas, *model.replacements)]
 
     # Commands.
 
@@ -128,7 +128,7 @@ class Fleet:
 
         Raises NoSuchModel, SettingsInvalid: a name or the verb is unknown; nothing was changed.
         """
-        instances = tuple(self.instances(names))
+        instances = [replica.instance for replica in self.selected_replicas(names)]
         if verb not in _COMMANDS:
             raise SettingsInvalid(f"no command is named {verb!r}")
         command, done = _COMMANDS[verb]
@@ -187,14 +187,12 @@ class Fleet:
         """Apply the models of new settings, in their order."""
         self.planner = planner
         self.slot_files.check_keys()
-        found = {name: self.models.get(name) for name in planner.entries}
-        rest = {name: model for name, model in self.models.items() if name not in found}
-        self.models = {
-            name: model or Model(planner.entries[name], planner.model_settings(name))
-            for name, model in found.items()
-        } | rest
-        for name in found:
-            self.models[name].residency = planner.model_settings(name)
+        before, self.models = self.models, {}
+        for name, entry in planner.entries.items():
+            settings = planner.model_settings(name)
+            self.models[name] = before.get(name) or Model(entry, settings)
+            self.models[name].residency = settings
+        self.models |= before
 
     def add(self, place: ReplicaId, planner: LaunchPlanner) -> Replica:
         replica = self._make(place, planner)
@@ -207,8 +205,7 @@ class Fleet:
     def add_beside(self, old: Replica, planner: LaunchPlanner) -> Replica:
         """Make a replica that will replace `old`, which serves meanwhile."""
         replica = self._make(old.place, planner)
-        model = self.models[old.place.model]
-        model.add_replacement(replica)
+        self.models[old.place.model].add_replacement(replica)
         return replica
 
     def replace(self, old: Replica, new: Replica) -> None:
@@ -286,9 +283,13 @@ class Fleet:
 
     async def _prepare(self, replica: Replica) -> None:
         """Wait for the workers and the memory of a start; raises CorralError without them."""
-        await self._ask_workers(replica)
-        while not await self._start_memory.is_there(replica):
-            await self._ask_workers(replica)
+        planner, model = replica.planner, replica.place.model
+        is_ready = False
+        while not is_ready:
+            if planner.workers.addresses_of(model):
+                for reason in await planner.workers.ask(model, planner.engine_at(replica.place)):
+                    self._emit("worker.lost", model=model, reason=reason)
+            is_ready = await self._start_memory.is_there(replica)
 
     def _reduce(self, replica: Replica, cause: FailureCause) -> bool:
         """Plan less for a model whose start ran out of memory, unless another instance serves."""
@@ -298,13 +299,6 @@ class Fleet:
         if any(other.instance.snapshot().state is State.READY for other in others):
             return False
         return self._start_memory.reduce(replica, cause)
-
-    async def _ask_workers(self, replica: Replica) -> None:
-        """Probe the workers of a model before it starts; raises if it must wait for one."""
-        planner, model = replica.planner, replica.place.model
-        if planner.workers.addresses_of(model):
-            for reason in await planner.workers.ask(model, planner.engine_at(replica.place)):
-                self._emit("worker.lost", model=model, reason=reason)
 
     def _admit(self, replica: Replica, snapshot: InstanceSnapshot) -> None:
         upstream = replica.upstream(snapshot, self.models[snapshot.model].entry.aliases)

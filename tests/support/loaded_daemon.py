@@ -3,11 +3,11 @@
 Words: the directory with `proc` and `sys` of the machine.
 """
 
-import functools
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from supervisor.autoscale import apply, threads
 from supervisor.cli import app
@@ -25,14 +25,18 @@ def main() -> None:
         return read_processor(root, frozenset({0, 1}), pids)
 
     here = replace(machine.read(), physical_cores=2, efficiency_cores=0, quota_spare_cores=0)
-    decider = functools.partial(threads.ThreadDecider, read=read, read_machine=lambda: here)
+
+    class Decider(threads.ThreadDecider):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, read=read, read_machine=lambda: here, **options)
+
     for module, name, value in (
-        (parts, "ThreadDecider", decider),
+        (parts, "ThreadDecider", Decider),
         (machine, "read_from", lambda _root, _allowed: here),
     ):
         getattr(module, name)  # where it moved, the test would see the machine it runs on
         setattr(module, name, value)
-    for module in (apply, threads, threads):
+    for module in (apply, threads):
         for name in [name for name in vars(module) if name.isupper() and name.endswith("_S")]:
             setattr(module, name, getattr(module, name) / _FASTER)
     sys.argv[1:] = ["serve"]
