@@ -91,7 +91,7 @@ FindInside = Callable[[str, str], Path | None]
 
 
 def cpu_library_for(
-    pin: EnginePin,
+    pin: EnginePin | None,
     cpu_flags: frozenset[str],
     cache_dir: Path,
     find: FindInside = find_inside,
@@ -104,8 +104,8 @@ def cpu_library_for(
     engine will not work, with the fix; or twice None if it needs none or `cpu_flags` is empty. With
     `is_portable`, every processor needs the library.
     """
-    lacking = pin.cpu_flags - cpu_flags
-    if not (cpu_flags and (lacking or (is_portable and pin.portable))):
+    lacking = pin.cpu_flags - cpu_flags if pin else frozenset()
+    if not (pin and cpu_flags and (lacking or (is_portable and pin.portable))):
         return None, None
     lack = problem = f"{CPU_LIBRARY_ENV} is portable"
     if lacking:
@@ -166,15 +166,9 @@ class SearchPaths:
 
 def default_search_paths(engines_dir: Path | None = None) -> SearchPaths:
     """Return this machine's places, with `engines_dir` as the directory of installed builds."""
-    path = os.environ.get("PATH", os.defpath)
+    vendor, path = shipped_directory("vendor"), os.environ.get("PATH", os.defpath)
     is_portable = os.environ.get(CPU_LIBRARY_ENV) == "portable"
-    return SearchPaths(
-        shipped_directory("vendor"),
-        path,
-        cpu_flags(),
-        engines=engines_dir,
-        is_cpu_portable=is_portable,
-    )
+    return SearchPaths(vendor, path, cpu_flags(), engines=engines_dir, is_cpu_portable=is_portable)
 
 
 def find(setting: EngineSetting | None, places: SearchPaths | None = None) -> Iterator[Candidate]:
@@ -316,12 +310,8 @@ def _load(candidate: Candidate, cache_dir: Path, places: SearchPaths) -> Engine:
         installed = find_build(candidate.name, places.engines)
     path = installed.path(candidate.path.parent) if installed else candidate.path
     pin = _pin(path, candidate.source, places.vendor, cache_dir)
-    library_dir, note = (
-        cpu_library_for(
-            pin, places.cpu_flags, cache_dir, places.find, is_portable=places.is_cpu_portable
-        )
-        if pin
-        else (None, None)
+    library_dir, note = cpu_library_for(
+        pin, places.cpu_flags, cache_dir, places.find, is_portable=places.is_cpu_portable
     )
     library_dirs = (library_dir,) if library_dir else ()
     printed, text, devices, subcommand = probe(

@@ -126,12 +126,6 @@ def engine_setting(text: str) -> EngineSetting:
     return text if is_build_name(text) else Path(text)
 
 
-def build_number(name: str) -> int:
-    """Return the build number in a name; 0 if it has none."""
-    found = _NAME.fullmatch(name)
-    return int(found[1]) if found else 0
-
-
 def files_of(directory: Path) -> Path:
     return directory / _FILES
 

@@ -82,14 +82,12 @@ class EngineClient:
         where = "engine" if endpoint.socket else f"{endpoint.host}:{endpoint.port}"
         self._url = f"http://{where}"
         self._key = {"Authorization": f"Bearer {api_key}"}
-        if endpoint.socket is None:
-            connector: aiohttp.BaseConnector = aiohttp.TCPConnector(
-                limit=_CONNECTIONS_MAX, force_close=True
-            )
-        else:
-            connector = aiohttp.UnixConnector(
-                str(endpoint.socket), limit=_CONNECTIONS_MAX, force_close=True
-            )
+        options: dict[str, Any] = {"limit": _CONNECTIONS_MAX, "force_close": True}
+        connector: aiohttp.BaseConnector = (
+            aiohttp.UnixConnector(str(endpoint.socket), **options)
+            if endpoint.socket
+            else aiohttp.TCPConnector(**options)
+        )
         self._http = aiohttp.ClientSession(
             connector=connector, cookie_jar=aiohttp.DummyCookieJar(), timeout=_TIMEOUT
         )

@@ -70,12 +70,8 @@ def _kill_orphan(pid: int, runtime: Path, emit: Emit) -> OrphanEngine | None:
             # The group first: while the leader lives, the group's number is not reused.
             os.killpg(pid, signal.SIGKILL)
         kill(_END_TIMEOUT_S)
-    emit(
-        "engine.orphan_killed",
-        instance=orphan[1],
-        pid=pid,
-        since=orphan[2].isoformat(timespec="seconds"),
-    )
+    since = orphan[2].isoformat(timespec="seconds")
+    emit("engine.orphan_killed", instance=orphan[1], pid=pid, since=since)
     return orphan
 
 

@@ -67,12 +67,6 @@ def layer_owners(
     return tuple(min(last, bisect.bisect_right(bounds, at / count)) for at in range(count))
 
 
-def layer_counts(split: Sequence[float], layers: int) -> tuple[int, ...]:
-    """Return the number of layers of each share, without the output."""
-    owners = layer_owners(split, layers)[:-1]
-    return tuple(owners.count(at) for at in range(len(split)))
-
-
 def split_for(layers: Sequence[int]) -> tuple[int, ...]:
     """Return the `--tensor-split` with these layers; the last device gets the output."""
     return (*layers[:-1], layers[-1] + 1)

@@ -66,14 +66,11 @@ _TOGETHER_S: Final = 2.0
 
 def cpu_quota(root: Path) -> float | None:
     """Return the lowest CPU quota of all levels below `root`, in CPUs; None without one."""
-    found = [_quota(kernel_text(level / "cpu.max")) for level in _levels(root, "")]
-    found += [
-        _quota(
-            f"{kernel_text(level / 'cpu.cfs_quota_us')} {kernel_text(level / 'cpu.cfs_period_us')}"
-        )
-        for level in _levels(root, "cpu")
-    ]
-    return min((quota for quota in found if quota), default=None)
+    lines = [kernel_text(level / "cpu.max") for level in _levels(root, "")]
+    names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    old = ([kernel_text(level / name) for name in names] for level in _levels(root, "cpu"))
+    lines += map(" ".join, old)
+    return min((quota for quota in map(_quota, lines) if quota), default=None)
 
 
 def memory_limit_bytes(root: Path) -> int | None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from supervisor.builds.installed import InstalledBuild, build_number, files_of, write_build
+from supervisor.builds.installed import InstalledBuild, files_of, write_build
 
 
 def install(engines_dir: Path, name: str, binary: Path) -> Path:
@@ -12,7 +12,12 @@ def install(engines_dir: Path, name: str, binary: Path) -> Path:
     files_of(directory).symlink_to(binary.parent)
     variant = name.partition("-")[2]
     build = InstalledBuild(
-        name, build_number(name), variant, binary.name, {}, "2026-11-22T20:00:00Z"
+        name,
+        int(name.partition("-")[0].removeprefix("b")),
+        variant,
+        binary.name,
+        {},
+        "2026-11-22T20:00:00Z",
     )
     write_build(directory, build)
     engines_dir.chmod(0o700)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.rpc.shards import layer_counts, layer_owners, split_for
+from supervisor.rpc.shards import layer_owners, split_for
+
+
+def layer_counts(split: Sequence[float], layers: int) -> tuple[int, ...]:
+    owners = layer_owners(split, layers)[:-1]  # without the output
+    return tuple(owners.count(at) for at in range(len(split)))
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=8))

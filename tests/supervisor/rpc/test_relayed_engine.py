@@ -20,7 +20,7 @@ from supervisor.builds.probe import environment
 from supervisor.rpc.address import WorkerAddress
 from supervisor.rpc.balance import ShardMetrics
 from supervisor.rpc.relay import Relay
-from supervisor.rpc.shards import layer_counts, split_for
+from supervisor.rpc.shards import layer_owners, split_for
 
 LIMIT_S = 60
 TOKENS = 24
@@ -84,7 +84,8 @@ async def test_every_pass_of_each_shard_is_measured(engine: Engine, tmp_path: Pa
     """seed 000: ShardMetrics of a real engine; the answer is the same as without workers."""
     model = tiny_gguf.make(tmp_path / "tiny.gguf", layers=6)
     split = split_for((2, 4))
-    counts = layer_counts(split, 6)
+    owners = layer_owners(split, 6)[:-1]
+    counts = tuple(map(owners.count, range(len(split))))
     shards = [ShardMetrics(name, count) for name, count in zip("ab", counts, strict=True)]
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(asyncio.timeout(LIMIT_S))
