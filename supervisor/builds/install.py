@@ -308,13 +308,16 @@ def install(
             )
             for file in files
         ]
-        with _scratch(new):
+        new.mkdir(mode=0o700)
+        try:
             for archive in archives:
                 unpack(archive, new, progress)
             build, engine = _try_engine(choice, new)
             write_build(new, build)
             sync(new)
             new.rename(engines_dir / choice.name)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
     sync(engines_dir)
     return build, engine
 
@@ -333,15 +336,6 @@ def _downloads(directory: Path) -> Iterator[Path]:
             directory.rmdir()
         raise
     shutil.rmtree(directory)
-
-
-@contextmanager
-def _scratch(new: Path) -> Iterator[None]:
-    new.mkdir(mode=0o700)
-    try:
-        yield
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
 
 
 def _remote(asset: Asset, tag: str, mirror: str | None) -> RemoteFile:

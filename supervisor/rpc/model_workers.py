@@ -43,12 +43,10 @@ class ModelWorkers:
 
     def loss_notes(self, model: str) -> tuple[str, ...]:
         """Return a sentence for each lost worker of a model."""
-        left_out = (
-            address for address in self.addresses_of(model) if self._is_left_out(model, address)
-        )
         return tuple(
             f"{self._known.problem(address)}; {model} runs without it until its next start"
-            for address in left_out
+            for address in self.addresses_of(model)
+            if self._is_left_out(model, address)
         )
 
     def used_by(self, model: str, engine: Engine, here: Machine) -> tuple[RpcWorker, ...]:
