@@ -40,11 +40,6 @@ BuildName = Annotated[str, AfterValidator(_build_name)]
 EngineField = Annotated[BuildName | ExpandedPath, Field(union_mode="left_to_right")]
 
 
-def join_engine_path(engine: EngineSetting | None, base: Path) -> EngineSetting | None:
-    """Join a relative path to a directory; the name of a build is returned unchanged."""
-    return base / engine if isinstance(engine, Path) else engine
-
-
 _FILE: Final = "in_use.json"
 _FILE_MAX_BYTES: Final = 1 << 16
 _PREVIOUS_MAX: Final = 16

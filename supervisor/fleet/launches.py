@@ -26,7 +26,7 @@ from supervisor.plan import draft as draft_module
 from supervisor.plan import embedding, loras
 from supervisor.plan.auto import AUTO
 from supervisor.plan.draft import Draft, offered_types
-from supervisor.plan.loras import Lora, loras_of
+from supervisor.plan.loras import LoraSettings, loras_of
 from supervisor.plan.plan import Plan, unix_sockets
 from supervisor.plan.resolve import RPC, BatchingSettings, ModelEntry
 from supervisor.rpc.relay import ShardRun
@@ -146,10 +146,13 @@ class ModelFiles:
 
     def adapters(self, entry: ModelEntry, model: Gguf) -> list[Gguf]:
         """Read the adapters of a model; raises SettingsInvalid or ModelInvalid."""
-        found = [metadata.read(lora.path, cache_dir=self._cache_dir) for lora in entry.loras]
-        for lora, gguf in zip(entry.loras, found, strict=True):
-            loras.check(lora.name, gguf, model)
-        return found
+        found = {
+            name: metadata.read(lora.path, cache_dir=self._cache_dir)
+            for name, lora in entry.loras.items()
+        }
+        for name, gguf in found.items():
+            loras.check(name, gguf, model)
+        return list(found.values())
 
 
 def total_bytes(paths: Iterable[object]) -> int:
@@ -222,8 +225,8 @@ class Launches:
         return Endpoint(socket=socket, host=_LOOPBACK, port=0)
 
 
-def adapters_of(found: Sequence[Lora]) -> tuple[Adapter, ...]:
-    return tuple(Adapter(lora.name, lora.scale) for lora in found)
+def adapters_of(found: Mapping[str, LoraSettings]) -> tuple[Adapter, ...]:
+    return tuple(Adapter(name, lora.scale) for name, lora in found.items())
 
 
 def _argv(plan: Plan, endpoint: Endpoint, rpc: str | None = None) -> tuple[str, ...]:

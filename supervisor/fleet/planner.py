@@ -290,7 +290,7 @@ class LaunchPlanner:
             args=entry.args,
             batching=entry.batching,
             workers=self.workers.fingerprint(entry.name),
-            adapters=tuple(version_of(lora.path) for lora in entry.loras),
+            adapters=tuple(version_of(lora.path) for lora in entry.loras.values()),
             spool=self.launches.slot_persistence.memory_spool,
         )
 

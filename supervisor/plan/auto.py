@@ -121,14 +121,18 @@ class PlanInputs:
         weights, which instances of a model map together. At least an eighth of the memory counts,
         so that there is always a plan.
         """
-        if self.worker_bytes:  # a worker serves a single engine
-            room = self.worker_bytes * 9 // 10 - self.gguf.tensor_bytes
-            return max(room, self.worker_bytes // 8)
-        if self.device_bytes:
-            room = self.device_bytes * 9 // 10 - self.gguf.tensor_bytes
-            return max(room, self.device_bytes // 8) // self.instances
-        memory = self.machine.memory_bytes
-        return max(memory * 3 // 4 - self.gguf.tensor_bytes, memory // 8) // self.instances
+        if not (self.worker_bytes or self.device_bytes):
+            return self.memory_share_bytes
+        room_bytes = self.worker_bytes or self.device_bytes
+        share_bytes = max(room_bytes * 9 // 10 - self.gguf.tensor_bytes, room_bytes // 8)
+        return share_bytes // (1 if self.worker_bytes else self.instances)  # a worker serves one
+
+    @property
+    def memory_share_bytes(self) -> int:
+        """The share of an instance without devices and workers."""
+        memory_bytes = self.machine.memory_bytes
+        share_bytes = max(memory_bytes * 3 // 4 - self.gguf.tensor_bytes, memory_bytes // 8)
+        return share_bytes // self.instances
 
     @property
     def kv_budget_bytes(self) -> int:
@@ -230,7 +234,9 @@ def _cache_type(inputs: PlanInputs, chosen: Chosen) -> Setting:
     if inputs.device_bytes:
         return Setting("q8_0", "machine", "halves the cache at almost no cost on a device")
     ctx = ctx_slot(chosen) or inputs.ctx_each or _wanted_ctx(gguf, cache_count(chosen))
-    wanted = kv_cache.cache_bytes(gguf, cache_layout(chosen, ctx, "f16", "f16"))
+    wanted = kv_cache.cache_bytes(
+        gguf, cache_layout({**chosen, "cache-type-k": "f16", "cache-type-v": "f16"}, ctx)
+    )
     if wanted > inputs.kv_budget_bytes:
         reason = f"in f16 the cache would take {wanted // _MIB} MiB of this machine's memory"
         return Setting("q8_0", "machine", reason)
@@ -242,11 +248,10 @@ def _ctx_size(inputs: PlanInputs, chosen: Chosen) -> Setting:
     if each := inputs.ctx_each:
         reason = f"max_context_length: {_count_of(count, 'slot')}, {each} tokens per slot"
         return Setting(each * count, BATCHING, reason)
-    types = str(chosen.get("cache-type-k", "f16")), str(chosen.get("cache-type-v", "f16"))
     wanted = fitting = _wanted_ctx(inputs.gguf, count)
     while (
         fitting > _CTX_SLOT_MIN
-        and context_bytes(inputs.gguf, chosen, cache_layout(chosen, fitting, *types))
+        and context_bytes(inputs.gguf, chosen, cache_layout(chosen, fitting))
         > inputs.kv_budget_bytes
     ):
         fitting = max(_CTX_SLOT_MIN, fitting // 2)
@@ -276,14 +281,14 @@ def context_bytes(gguf: Gguf, chosen: Chosen, cache: Cache) -> int:
     return kv_cache.cache_bytes(gguf, cache) + compute_bytes(gguf, numbers)
 
 
-def cache_layout(chosen: Chosen, ctx: int, type_k: str, type_v: str) -> Cache:
+def cache_layout(chosen: Chosen, ctx: int) -> Cache:
     return Cache(
         ctx=ctx,
         streams=cache_count(chosen),
         slots=slots(chosen),
         ubatch=positive("ubatch-size", chosen.get("ubatch-size", _UBATCH_MAX)),
-        type_k=type_k,
-        type_v=type_v,
+        type_k=str(chosen.get("cache-type-k", "f16")),
+        type_v=str(chosen.get("cache-type-v", "f16")),
         full_window=chosen.get("swa-full") is True,
     )
 
@@ -297,10 +302,9 @@ def _cache_ram(inputs: PlanInputs, chosen: Chosen) -> Setting:
     if inputs.saves_slots and has_draft_cache(chosen):
         reason = "with a draft model, an engine fails over a restored conversation in its cache-ram"
         return Setting(0, CORRAL, f"{reason}; slot files keep conversations")
-    memory = inputs.machine.memory_bytes
-    share = max(memory * 3 // 4 - inputs.gguf.tensor_bytes, memory // 8) // inputs.instances // 4
-    reason = f"a quarter of one instance's share of {memory // _MIB} MiB memory"
-    return Setting(min(_CACHE_RAM_MAX_MIB, share // _MIB), "machine", reason)
+    memory_mib, share_mib = inputs.machine.memory_bytes // _MIB, inputs.memory_share_bytes // _MIB
+    reason = f"a quarter of one instance's share of {memory_mib} MiB memory"
+    return Setting(min(_CACHE_RAM_MAX_MIB, share_mib // 4), "machine", reason)
 
 
 def _fit(inputs: PlanInputs, _chosen: Chosen) -> Setting:
@@ -361,12 +365,10 @@ def adapt_slots(derived: SettingsByFlag, inputs: PlanInputs) -> dict[str, Settin
     wanted = positive(SLOTS, adapted.value)
     if cache_count(chosen) != before:
         return {}
-    types = str(chosen.get("cache-type-k", "f16")), str(chosen.get("cache-type-v", "f16"))
     count = wanted
     while count > before:
         tried = {**chosen, SLOTS: count}
-        cache = cache_layout(tried, each, *types)
-        if context_bytes(inputs.gguf, tried, cache) <= inputs.kv_budget_bytes:
+        if context_bytes(inputs.gguf, tried, cache_layout(tried, each)) <= inputs.kv_budget_bytes:
             break
         count = max(before, count // 2)
     if count == before:

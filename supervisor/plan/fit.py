@@ -17,7 +17,7 @@ from supervisor.builds.help import FlagValue
 from supervisor.errors import OutOfMemory
 from supervisor.output import size
 from supervisor.plan import kv_cache
-from supervisor.plan.estimate import Estimate, MemoryInputs, estimate
+from supervisor.plan.estimate import Estimate, MemoryBreakdown, MemoryInputs, estimate
 from supervisor.system.machine import Machine
 
 # Share of main memory left for everything else on the machine.
@@ -57,16 +57,20 @@ def misfit_reason(found: Estimate, has: MemoryCapacity) -> str | None:
             f"it needs {size(found.host.at_start + local_bytes)} of main memory{within}, "
             f"but models may use {size(has.host)}"
         )
-    for name, worker in found.workers.items():
-        if worker.taken.at_start > worker.has_bytes:
-            return (
-                f"it needs {size(worker.taken.at_start)} of worker {name}, "
-                f"which has {size(worker.has_bytes)}"
-            )
-    for name, take in found.devices.items():
-        if take.at_start > has.devices.get(name, 0):
-            there = size(has.devices.get(name, 0))
-            return f"it needs {size(take.at_start)} of {name}, which has {there}"
+    return first_lack(
+        *((f"worker {name}", own.taken, own.has_bytes) for name, own in found.workers.items()),
+        *((name, taken, has.devices.get(name, 0)) for name, taken in found.devices.items()),
+    )
+
+
+def first_lack(*needs: tuple[str, MemoryBreakdown, int | None], what: str = "") -> str | None:
+    """Return the first memory that is smaller than what is needed of it, as a clause, or None.
+
+    Of each memory there are its name, what is needed, and its bytes; None if unknown.
+    """
+    for name, needed, has_bytes in needs:
+        if has_bytes is not None and needed.at_start > has_bytes:
+            return f"it needs {size(needed.at_start)} of {name}, which has {size(has_bytes)}{what}"
     return None
 
 
@@ -85,9 +89,8 @@ def suggestions(memory_inputs: MemoryInputs, has: MemoryCapacity) -> tuple[Sugge
     under = {key: value for flags in smaller_cache(memory_inputs) for key, value in flags.items()}
     # All kinds of changes together.
     least = shorter_contexts(memory_inputs, {**under, "parallel": 1})
-    return tuple(
-        suggestion for suggestion in [_first_fitting(memory_inputs, least, has)] if suggestion
-    )
+    combined = _first_fitting(memory_inputs, least, has)
+    return (combined,) if combined else ()
 
 
 def check_fits(name: str, memory_inputs: MemoryInputs, has: MemoryCapacity) -> None:

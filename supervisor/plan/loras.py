@@ -15,7 +15,6 @@ import csv
 import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -151,30 +150,10 @@ class LoraSettings(SettingsTable):
 LoraSetting = AdapterPath | LoraSettings
 
 
-@dataclass(frozen=True, slots=True)
-class Lora:
-    """An adapter; its position in the list is its id for the engine."""
-
-    name: str
-    path: Path
-    scale: float = 1.0
-
-
-def loras_of(table: Mapping[str, LoraSetting]) -> tuple[Lora, ...]:
-    return tuple(
-        Lora(name, adapter.path, adapter.scale)
-        if isinstance(adapter, LoraSettings)
-        else Lora(name, adapter)
-        for name, adapter in table.items()
-    )
-
-
-def resolve_loras(table: Mapping[str, LoraSetting], base: Path) -> dict[str, LoraSetting]:
-    """Join relative paths to a directory."""
+def loras_of(table: Mapping[str, LoraSetting]) -> dict[str, LoraSettings]:
+    """Return the adapters by name; the position of one is its id for the engine."""
     return {
-        name: adapter.model_copy(update={"path": base / adapter.path})
-        if isinstance(adapter, LoraSettings)
-        else base / adapter
+        name: LoraSettings.model_construct(path=adapter) if isinstance(adapter, Path) else adapter
         for name, adapter in table.items()
     }
 
@@ -186,12 +165,12 @@ def conflict(flags: Mapping[str, object], args: Sequence[str]) -> str | None:
     return next((name for name in given if name in _OPTIONS), None)
 
 
-def lora_settings(loras: Sequence[Lora]) -> dict[str, Setting]:
+def lora_settings(loras: Mapping[str, LoraSettings]) -> dict[str, Setting]:
     """Return the options that load adapters; they override all other settings."""
     if not loras:
         return {}
-    listed = ",".join(f"{lora.path}:0" for lora in loras)
-    reason = "requests choose: " + ", ".join(lora.name for lora in loras)
+    listed = ",".join(f"{lora.path}:0" for lora in loras.values())
+    reason = "requests choose: " + ", ".join(loras)
     unsafe = "the engine would answer with the cached prompt of another adapter"
     return {
         SCALED: Setting(listed, CORRAL, reason),

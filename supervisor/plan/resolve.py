@@ -34,7 +34,7 @@ from supervisor.plan.auto import (
 from supervisor.plan.draft import SIMPLE, Draft, DraftSetting, draft_type
 from supervisor.plan.embedding import FLAG as MMPROJ
 from supervisor.plan.embedding import embedding_batches, embedding_slots, explicit_purpose
-from supervisor.plan.loras import Lora, lora_settings
+from supervisor.plan.loras import LoraSettings, lora_settings
 from supervisor.plan.profile import Profile
 from supervisor.plan.render import canonical
 from supervisor.plan.setting import BATCHING, CORRAL, Setting, SettingsByFlag, values
@@ -206,7 +206,7 @@ class ModelEntry:
     batching: BatchingSettings = field(default_factory=BatchingSettings)
     engine: EngineSetting | None = None  # its own engine; None for the engine of all models
     projector: Path | None = None  # found beside it; None if its settings decide
-    loras: tuple[Lora, ...] = ()  # adapters that requests choose by name
+    loras: Mapping[str, LoraSettings] = field(default_factory=dict)  # by the name in requests
     workers: tuple[RpcWorker, ...] = ()  # workers that compute its layers now
     serves_ui: bool = False  # whether browsers get the engine's own web UI
     split: str | None = None  # the `--tensor-split` to which its layers were moved
@@ -296,12 +296,7 @@ def _derive_settings(settings: SettingsByFlag, inputs: PlanInputs) -> SettingsBy
 def _cap_context(settings: SettingsByFlag, inputs: PlanInputs) -> SettingsByFlag:
     ctx, trained = settings.get("ctx-size"), inputs.gguf.ctx_train
     chosen = values(settings)
-    if (
-        not ctx
-        or not ctx.origin.startswith("profile")
-        or ctx_slot(chosen) <= trained
-        or not trained
-    ):
+    if not (ctx and trained and ctx.origin.startswith("profile")) or ctx_slot(chosen) <= trained:
         return settings
     reason = (
         f"{trained} tokens per slot, the model's training context; {ctx.origin} has {ctx.value}"

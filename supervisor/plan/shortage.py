@@ -8,24 +8,24 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 from supervisor.builds.help import FlagValue
-from supervisor.output import size
 from supervisor.plan.estimate import Estimate, MemoryInputs, estimate
-from supervisor.plan.fit import MemoryCapacity, misfit_reason, shorter_contexts, smaller_cache
+from supervisor.plan.fit import (
+    MemoryCapacity,
+    first_lack,
+    misfit_reason,
+    shorter_contexts,
+    smaller_cache,
+)
 from supervisor.system.machine import Machine
 
 
 def shortage(found: Estimate, free: Mapping[str, int]) -> str | None:
     """Return why device memory is short now, or None; `free` has the known bytes by device."""
-    for name, take in found.devices.items():
-        if name in free and take.at_start > free[name]:
-            return f"it needs {size(take.at_start)} of {name}, which has {size(free[name])} free"
-    for name, worker in found.workers.items():
-        if worker.free_bytes is not None and worker.taken.at_start > worker.free_bytes:
-            return (
-                f"it needs {size(worker.taken.at_start)} of worker {name}, "
-                f"which has {size(worker.free_bytes)} free"
-            )
-    return None
+    return first_lack(
+        *((name, taken, free.get(name)) for name, taken in found.devices.items()),
+        *((f"worker {name}", own.taken, own.free_bytes) for name, own in found.workers.items()),
+        what=" free",
+    )
 
 
 Kind = Literal["context", "cache", "layers"]

@@ -17,6 +17,7 @@ from supervisor.errors import AccessDenied, SettingsInvalid
 from supervisor.settings.reference import DIRECTIVE
 from supervisor.system.files import back_up, rewrite, write_atomic
 from supervisor.system.paths import make_private
+from supervisor.system.toml_file import has_key
 
 Table = MutableMapping[str, Any]
 
@@ -161,7 +162,7 @@ def with_value(text: str, key: tuple[str, ...], value: object) -> Edit:
 def without_value(text: str, key: tuple[str, ...]) -> Edit:
     """Remove a value or a table; raises SettingsInvalid if the file does not have it."""
     name = key_text(key)
-    if not _has_key(tomllib.loads(text), key):
+    if not has_key(tomllib.loads(text), key):
         raise SettingsInvalid(
             f"the settings file does not set {name}",
             hint="corral config show lists every setting, and where it comes from",
@@ -191,15 +192,6 @@ def _remove(whole: Table, key: tuple[str, ...]) -> None:
     del table[key[-1]]
     if not table and key[:-1]:
         _remove(whole, key[:-1])
-
-
-def _has_key(whole: Mapping[str, Any], key: tuple[str, ...]) -> bool:
-    found: Any = whole
-    for part in key:
-        if not isinstance(found, Mapping) or part not in found:
-            return False
-        found = found[part]
-    return True
 
 
 _HEAD: Final = """\
@@ -287,16 +279,22 @@ def remove_trial(text: str, model: str, *, is_applied: bool) -> Edit:
 
     Raises SettingsInvalid: the file does not have the trial, or cannot be changed safely.
     """
+    model_key, trial_key = (key_text(("models", model, *rest)) for rest in ((), ("trial",)))
+    own, by_hand = list[str](), f"remove [{trial_key}] from it, then run corral reload"
+    if is_applied:
+        try:
+            own = _own_lines(tomllib.loads(text)["models"][model]["trial"])
+        except (ValueError, LookupError, TypeError) as error:
+            raise SettingsInvalid(
+                f"the settings file has no [{trial_key}]",
+                hint="a trial of CORRAL_MODELS__… variables ends where they are set",
+            ) from error
+        by_hand = f"write {' and '.join(own)} into [{model_key}], {by_hand}"
     try:
         after = edit_text(text, functools.partial(_change, model=model, is_applied=is_applied))
-        trial = dict(tomllib.loads(text)["models"][model]["trial"])
     except (SettingsInvalid, LookupError, TypeError) as error:
-        raise _edit_by_hand_error(model, text, is_applied=is_applied) from error
-    own = _own_lines(trial) if is_applied else []
-    return after, (
-        *(f"{key_text(('models', model))}.{line}" for line in own),
-        f"{key_text(('models', model, 'trial'))} is gone",
-    )
+        raise SettingsInvalid(_NOT_SAFE, hint=by_hand) from error
+    return after, (*(f"{model_key}.{line}" for line in own), f"{trial_key} is gone")
 
 
 def _change(whole: Table, model: str, *, is_applied: bool) -> None:
@@ -320,19 +318,3 @@ def _own_lines(trial: Mapping[str, object]) -> list[str]:
     flags = trial.get("flags")
     named = flags.items() if isinstance(flags, Mapping) else ()
     return [*own, *(f"flags.{name} = {toml(value)}" for name, value in named)]
-
-
-def _edit_by_hand_error(model: str, text: str, *, is_applied: bool) -> SettingsInvalid:
-    trial_key = key_text(("models", model, "trial"))
-    hint = f"remove [{trial_key}] from it, then run corral reload"
-    if is_applied:
-        try:
-            trial = tomllib.loads(text)["models"][model]["trial"]
-        except (tomllib.TOMLDecodeError, LookupError, TypeError):
-            return SettingsInvalid(
-                f"the settings file has no [{trial_key}]",
-                hint="a trial of CORRAL_MODELS__… variables ends where they are set",
-            )
-        lines = " and ".join(_own_lines(trial))
-        hint = f"write {lines} into [{key_text(('models', model))}], {hint}"
-    return SettingsInvalid("the settings file cannot be changed safely", hint=hint)

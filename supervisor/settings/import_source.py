@@ -83,7 +83,6 @@ def _expanded_text(text: str, macros: Mapping[str, object]) -> str:
     return text
 
 
-_LLAMA_SWAP: Final = "llama-swap file"
 _DEFAULT_LISTEN: Final = "127.0.0.1:8080"
 _VALUES_MAX: Final = 100_000  # YAML aliases multiply values
 _DEPTH_MAX: Final = 32
@@ -108,19 +107,26 @@ def convert_llama_swap(
     Raises SettingsInvalid: the text is not YAML, or is not a table.
     """
     whole = read_yaml(from_environment(text, environ))
-    models, omitted = [], list(_omitted_keys(whole))
-    for name, entry in _table_or_empty(whole, "models").items():
-        made = _llama_swap_model(name, _table_or_empty(entry), whole, base, known)
-        if isinstance(made, ConvertedModel):
-            models.append(made)
-        else:
-            omitted.append(made)
+    models, reasons = _sort_out(
+        _llama_swap_model(name, _table_or_empty(entry), whole, base, known)
+        for name, entry in _table_or_empty(whole, "models").items()
+    )
+    omitted = [*_omitted_keys(whole), *reasons]
     named = _texts(whole.get("apiKeys"))
     keys = tuple(key for key in named if key and "${env." not in key)
     if len(keys) < len(named):
         omitted.append("apiKeys: a variable of the environment is not set here")
     tables = _tables(whole, has_keys=bool(keys))
-    return Converted(_LLAMA_SWAP, tuple(models), tables, tuple(omitted), keys=keys)
+    return Converted("llama-swap file", models, tables, tuple(omitted), keys=keys)
+
+
+def _sort_out(
+    made: Iterable[ConvertedModel | str],
+) -> tuple[tuple[ConvertedModel, ...], tuple[str, ...]]:
+    """Return the models, and the sentences on those that were omitted."""
+    found = list(made)
+    models = tuple(model for model in found if isinstance(model, ConvertedModel))
+    return models, tuple(reason for reason in found if isinstance(reason, str))
 
 
 def read_yaml(text: str, what: str = "settings of llama-swap") -> Mapping[str, Any]:
@@ -308,7 +314,6 @@ def _without_null(value: Any) -> Any:
     return value
 
 
-_MODELFILE: Final = "Modelfile"
 _INSTRUCTION: Final = re.compile(
     r'^[ \t]*([A-Za-z]+)[ \t]+(?:"""(.*?)"""|([^\n]*))', re.DOTALL | re.MULTILINE
 )
@@ -364,7 +369,7 @@ def convert_modelfile(text: str, base: Path, known: Flags | None = None) -> Conv
         options.notes.append("stop counts for requests of NAME:ollama, a variant of the model")
         more["variants"] = {"ollama": {"stop": stops}}
     made = options.model(**more)
-    return Converted(_MODELFILE, (made,) if made else ())
+    return Converted("Modelfile", (made,) if made else ())
 
 
 def _take(options: ModelOptions, word: str, value: str) -> None:
@@ -393,7 +398,6 @@ def _source(text: str) -> str:
     return f"{HUB}{rest}" if host in _HUB_HOSTS else f"{OLLAMA}{text}"
 
 
-_ROUTER_PRESET: Final = "router preset"
 _ALL: Final = "*"
 _TOP: Final = "\0"  # keys before the first section, such as version
 _LOAD: Final = "load-on-startup"
@@ -405,16 +409,12 @@ def convert_router_preset(text: str, base: Path, known: Flags | None = None) -> 
     """Convert a preset; paths start at `base`. Raises SettingsInvalid: the text is not a preset."""
     sections = _read(text)
     shared = sections.get(_ALL, {})
-    models, omitted = list[ConvertedModel](), list[str]()
-    for name, section in sections.items():
-        if name in {_ALL, _TOP}:
-            continue
-        made = _preset_model(name, {**shared, **section}, base, known or newest_flags())
-        if isinstance(made, ConvertedModel):
-            models.append(made)
-        else:
-            omitted.append(made)
-    return Converted(_ROUTER_PRESET, tuple(models), {}, tuple(omitted))
+    models, omitted = _sort_out(
+        _preset_model(name, {**shared, **section}, base, known or newest_flags())
+        for name, section in sections.items()
+        if name not in {_ALL, _TOP}
+    )
+    return Converted("router preset", models, {}, omitted)
 
 
 def _read(text: str) -> dict[str, dict[str, str]]:
@@ -510,16 +510,11 @@ def _variables(given: object, environ: Mapping[str, str]) -> Iterator[str]:
 def _split(given: object, environ: Mapping[str, str]) -> list[str]:
     if isinstance(given, list):
         return [_text(word, environ) for word in given]
-    try:
-        return shlex.split(_text(given, environ))
-    except ValueError as error:
-        raise SettingsInvalid(f"the command cannot be read: {str(error).lower()}") from error
+    return split(_text(given, environ))
 
 
 def _text(value: object, environ: Mapping[str, str]) -> str:
     """Expand the variables in a value; unset variables without a default stay."""
-    if value is None:
-        return ""
 
     def expand(found: re.Match[str]) -> str:
         name = found[1] or found[3]
@@ -527,33 +522,27 @@ def _text(value: object, environ: Mapping[str, str]) -> str:
             return "$"
         return environ.get(name) or (found[0] if found[2] is None else found[2])
 
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    return _USE.sub(expand, text)
+    return _USE.sub(expand, _expand_text(value))
 
 
 SourceKind = Literal["command", "compose", "llama-swap", "router", "modelfile"]
 KINDS: Final[tuple[SourceKind, ...]] = get_args(SourceKind)
-_SECTION: Final = re.compile(r"^[ \t]*\[[^\]\n]+\][ \t]*$", re.MULTILINE)
-_MODELS: Final = re.compile(r"^models[ \t]*:", re.MULTILINE)
-_SERVICES: Final = re.compile(r"^services[ \t]*:", re.MULTILINE)
-_EXEC_START: Final = re.compile(r"^ExecStart=", re.MULTILINE)
-_FROM: Final = re.compile(r"^[ \t]*FROM[ \t]+\S", re.MULTILINE | re.IGNORECASE)
+# What only texts of each kind have, in the order in which to look; INI values may begin with FROM.
+_SIGNS: Final[tuple[tuple[SourceKind, str], ...]] = (
+    ("command", r"^ExecStart="),
+    ("llama-swap", r"^models[ \t]*:"),
+    ("compose", r"^services[ \t]*:"),
+    ("router", r"^[ \t]*\[[^\]\n]+\][ \t]*$"),
+    ("modelfile", r"^[ \t]*(?i:FROM)[ \t]+\S"),
+    ("command", "llama"),
+)
 
 
 def kind_of(text: str) -> SourceKind:
     """Recognise the kind of a text; raises SettingsInvalid if it is none of `KINDS`."""
-    if _EXEC_START.search(text):
-        return "command"
-    if _MODELS.search(text):
-        return "llama-swap"
-    if _SERVICES.search(text):
-        return "compose"
-    if _FROM.search(text) and not _SECTION.search(text):
-        return "modelfile"
-    if _SECTION.search(text):
-        return "router"
-    if "llama" in text:
-        return "command"
+    for kind, sign in _SIGNS:
+        if re.search(sign, text, re.MULTILINE):
+            return kind
     raise SettingsInvalid(
         "this is not a llama-server command, compose file, llama-swap YAML, router preset or "
         "Modelfile",

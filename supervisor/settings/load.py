@@ -8,30 +8,25 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_settings import EnvSettingsSource, SettingsError
 
 from proxy.common.toml_text import DEPTH_MAX, is_deeper
-from proxy.common.toml_types import SettingsTable
-from supervisor.builds.installed import join_engine_path
 from supervisor.errors import SettingsInvalid
 from supervisor.models import model_lookup
 from supervisor.models.local_stores import roots
 from supervisor.output import warn
-from supervisor.plan import loras
 from supervisor.plan.loras import absolute
 from supervisor.settings.messages import conflicts, explain, refusal, shared_names, unknown_tables
 from supervisor.settings.schema import ModelSettings, Settings
 from supervisor.system import ownership
 from supervisor.system.files import NotRegular, expand_home, stat_regular
 from supervisor.system.paths import directories
-from supervisor.system.toml_file import line_of, read_toml
+from supervisor.system.toml_file import has_key, line_of, read_toml
 
 FILE_NAME: Final = "corral.toml"
-
-Table = TypeVar("Table", bound=SettingsTable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,24 +95,16 @@ def merge(
 
 def _place(sources: Mapping[str, Mapping[str, Any]], path: Path | None, key: Sequence[str]) -> str:
     """Return the place that sets a key or should set it: `FILE:LINE: ` or `the variable NAME: `."""
-    if _is_set_in(sources["command line"], key):
+    if has_key(sources["command line"], key):
         return ""
     names = {name.upper() for name in os.environ}
-    if _is_set_in(sources["environment"], key):
+    if has_key(sources["environment"], key):
         variables = ("CORRAL_" + "__".join(key[:end]).upper() for end in range(len(key), 0, -1))
         return next((f"the variable {name}: " for name in variables if name in names), "")
     if path is None:
         return ""
     line = line_of(path, key)
     return f"{path}:{line}: " if line else f"{path}: "
-
-
-def _is_set_in(table: object, key: Sequence[str]) -> bool:
-    for part in key:
-        if not isinstance(table, Mapping) or part not in table:
-            return False
-        table = table[part]
-    return True
 
 
 def read_models(tables: Mapping[str, object]) -> dict[str, ModelSettings]:
@@ -240,60 +227,48 @@ def _environment() -> dict[str, Any]:
 
 def _resolve_paths(settings: Settings, base: Path) -> Settings:
     """Join relative paths to `base`, resolve references, and complete restart policies."""
-    models_dirs = tuple(base / directory for directory in settings.models_dirs)
+    joined: Settings = _join_paths(settings, base)
 
     def locate(path: Path) -> tuple[Path, Mapping[str, str]]:
         if not model_lookup.is_reference(path):
-            return base / path, {}
+            return path, {}
         where = directories()
-        found = model_lookup.find(path, roots(where.models, models_dirs), where.cache)
+        found = model_lookup.find(path, roots(where.models, joined.models_dirs), where.cache)
         return (path, {}) if found is None or found.problem else (found.path, found.flags)
 
     def resolve_model(name: str, model: ModelSettings) -> ModelSettings:
         path, beside = locate(model.path)
         trial = model.trial and model.trial.model_copy(
-            update={
-                "engine": join_engine_path(model.trial.engine, base),
-                "flags": absolute(model.trial.flags, base),
-            }
+            update={"flags": absolute(model.trial.flags, base)}
         )
         update = {
             "path": path,
-            "engine": join_engine_path(model.engine, base),
             "flags": {**beside, **absolute(model.flags, base)},
             "trial": trial,
             "draft": locate(model.draft)[0] if isinstance(model.draft, Path) else model.draft,
-            "warm_prompts": tuple(base / prompt for prompt in model.warm_prompts),
-            "loras": loras.resolve_loras(model.loras, base),
             "restart": settings.restart_policy(name),
         }
         return model.model_copy(update=update)
 
-    proxy = settings.proxy
-    in_proxy = {
-        "api_keys_file": proxy.api_keys_file and base / proxy.api_keys_file,
-        "tls": proxy.tls and _join_paths(proxy.tls, base, ("cert", "key", "client_ca")),
-    }
-    key_file = settings.supervisor.slots_key_file
-    in_supervisor = {"slots_key_file": key_file and base / key_file}
-    update = {
-        "engine": join_engine_path(settings.engine, base),
-        "models_dir": models_dirs,
-        "proxy": proxy.model_copy(update=in_proxy),
-        "supervisor": settings.supervisor.model_copy(update=in_supervisor),
-        "models": {name: resolve_model(name, entry) for name, entry in settings.models.items()},
-        "nodes": {
-            name: _join_paths(node, base, ("key_file", "ca_file", "cert", "key"))
-            for name, node in settings.nodes.items()
-        },
-    }
-    return settings.model_copy(update=update)
+    models = {name: resolve_model(name, model) for name, model in joined.models.items()}
+    return joined.model_copy(update={"models": models})
 
 
-def _join_paths(table: Table, base: Path, names: Sequence[str]) -> Table:
-    """Join the paths in these fields to `base`, except fields that are None."""
-    paths = {name: getattr(table, name) for name in names}
-    return table.model_copy(update={name: path and base / path for name, path in paths.items()})
+def _join_paths(value: Any, base: Path) -> Any:
+    """Join every relative path in settings to `base`; references to models stay."""
+    match value:
+        case Path():
+            return value if model_lookup.is_reference(value) else base / value
+        case BaseModel():
+            joined = {name: _join_paths(member, base) for name, member in value}
+            # Only these, because a copied key counts as set.
+            update = {name: new for name, new in joined.items() if new != getattr(value, name)}
+            return value.model_copy(update=update)
+        case tuple():
+            return tuple(_join_paths(member, base) for member in value)
+        case dict():
+            return {key: _join_paths(member, base) for key, member in value.items()}
+    return value
 
 
 def _current_directory() -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType, UnionType
+from types import UnionType
 from typing import Any, Final, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -17,41 +17,34 @@ from supervisor.settings.schema import ModelSettings, Settings
 from supervisor.settings.tables import CATCH_ALL
 from supervisor.system.toml_file import brief
 
-_PROXY: Final = {
-    "head_timeout_s": "header_timeout_s",
-    "hosts": "allowed_hosts",
-    "index_max": "prefix_index_max_blocks",
-    "keys_file": "api_keys_file",
-    "line_max": "queue_max",
-    "origins": "allowed_origins",
-    "patience_s": "queue_timeout_s",
-    "silence_timeout_s": "upstream_read_timeout_s",
-    "unread_timeout_s": "client_write_timeout_s",
+# The new names of renamed settings, by the last part of their table.
+_RENAMED: Final = {
+    "proxy": {
+        "head_timeout_s": "header_timeout_s",
+        "hosts": "allowed_hosts",
+        "index_max": "prefix_index_max_blocks",
+        "keys_file": "api_keys_file",
+        "line_max": "queue_max",
+        "origins": "allowed_origins",
+        "patience_s": "queue_timeout_s",
+        "silence_timeout_s": "upstream_read_timeout_s",
+        "unread_timeout_s": "client_write_timeout_s",
+    },
+    "supervisor": {
+        "give_up_below": "abandon_load_below",
+        "keep_slots": "persist_slots",
+        "save_timeout_s": "slot_save_timeout_s",
+        "slots_budget": "slots_disk_budget",
+        "swap_wait_s": "eviction_wait_s",
+        "unwell_timeout_s": "unhealthy_timeout_s",
+    },
+    "restart": {
+        "base_s": "backoff_initial_s",
+        "breaker": "max_failures",
+        "cap_s": "backoff_max_s",
+        "half_life_s": "failure_half_life_s",
+    },
 }
-_SUPERVISOR: Final = {
-    "give_up_below": "abandon_load_below",
-    "keep_slots": "persist_slots",
-    "save_timeout_s": "slot_save_timeout_s",
-    "slots_budget": "slots_disk_budget",
-    "swap_wait_s": "eviction_wait_s",
-    "unwell_timeout_s": "unhealthy_timeout_s",
-}
-_RESTART: Final = {
-    "base_s": "backoff_initial_s",
-    "breaker": "max_failures",
-    "cap_s": "backoff_max_s",
-    "half_life_s": "failure_half_life_s",
-}
-_BY_TABLE: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
-    {"proxy": _PROXY, "supervisor": _SUPERVISOR, "restart": _RESTART}
-)
-
-
-def new_name(table: str, key: str) -> str | None:
-    """Return the new name of a renamed setting, or None; `table` is the last part of its table."""
-    return _BY_TABLE.get(table, {}).get(key)
-
-
 _LINES_MAX: Final = 20
 _TYPE: Final = re.compile(r"\[key\]|constrained-[a-z]+|[a-z-]+\[.*\]", re.DOTALL)
 
@@ -212,7 +205,7 @@ def _sentence(parts: tuple[str, ...], details: list[ErrorDetails]) -> str:
     *table, key = parts
     name, first = brief(".".join(parts), quoted=False), details[0]
     if first["type"] == "extra_forbidden":
-        if renamed := new_name(table[-1] if table else "", key):
+        if renamed := _RENAMED.get(table[-1] if table else "", {}).get(key):
             return f"{name} was renamed: write {renamed}"
         return _unknown(name, _known_keys(table), key)
     if first["type"] == "missing":

@@ -28,6 +28,7 @@ import secrets
 import shutil
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
@@ -42,6 +43,7 @@ from supervisor.slot_store.slot_file import (
     SlotFileHeader,
     SlotKeyMissing,
     check_header,
+    check_size,
     read_checked,
 )
 from supervisor.system.files import sha256_of, sync, xxh3_of
@@ -126,16 +128,12 @@ def encrypt(source: Path, target: Path, key: SlotKey, context: bytes) -> None:
     salt = secrets.token_bytes(_SALT_BYTES)
     cipher = _cipher(key, salt, context)
     with source.open("rb") as read, _create(target) as write:
-        try:
-            write.write(_MAGIC + salt)
-            count = _frames(os.fstat(read.fileno()).st_size, _FRAME_BYTES)
-            for number in range(count):
-                frame = read.read(_FRAME_BYTES)
-                write.write(cipher.encrypt(_nonce(number, count), frame, None))
-            os.fsync(write.fileno())
-        except BaseException:
-            target.unlink(missing_ok=True)
-            raise
+        write.write(_MAGIC + salt)
+        count = _frames(os.fstat(read.fileno()).st_size, _FRAME_BYTES)
+        for number in range(count):
+            frame = read.read(_FRAME_BYTES)
+            write.write(cipher.encrypt(_nonce(number, count), frame, None))
+        os.fsync(write.fileno())
 
 
 def decrypt(source: Path, target: Path, key: SlotKey, context: bytes) -> None:
@@ -144,12 +142,7 @@ def decrypt(source: Path, target: Path, key: SlotKey, context: bytes) -> None:
     Raises OSError, and InvalidSlotFile: it is truncated or altered, or of another key or context.
     """
     with source.open("rb") as read, _create(target) as write:
-        try:
-            for frame in _decrypt_chunks(read, key, context):
-                write.write(frame)
-        except BaseException:
-            target.unlink(missing_ok=True)
-            raise
+        write.writelines(_decrypt_chunks(read, key, context))
 
 
 def open_decrypted(source: Path, key: SlotKey, context: bytes) -> BinaryIO:
@@ -234,8 +227,15 @@ def _nonce(number: int, count: int) -> bytes:
     return number.to_bytes(11, "big") + bytes([number == count - 1])
 
 
-def _create(target: Path) -> BinaryIO:
-    return os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+@contextmanager
+def _create(target: Path) -> Iterator[BinaryIO]:
+    """Create a file, which an error removes."""
+    with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        try:
+            yield file
+        except BaseException:
+            target.unlink(missing_ok=True)
+            raise
 
 
 _DRAFT: Final = ".new"
@@ -291,7 +291,7 @@ class SlotContent:
         the spool is full (ENOSPC).
         """
         if manifest.key_id:
-            _check_size(path, manifest)
+            check_size(path, encrypted_bytes(manifest.size_bytes))
             _check_room(link.parent, manifest.size_bytes)
             decrypt(path, link, self._key(manifest), _context(manifest))
             return
@@ -307,7 +307,7 @@ class SlotContent:
         expected = SlotFileInfo(manifest.tokens, manifest.size_bytes)
         if not manifest.key_id:
             return read_checked(path, expected)
-        _check_size(path, manifest)
+        check_size(path, encrypted_bytes(manifest.size_bytes))
         with open_decrypted(path, self._key(manifest), _context(manifest)) as file:
             return check_header(file, expected)
 
@@ -331,12 +331,6 @@ def _context(manifest: Manifest) -> bytes:
 
 def _seal_context(manifest: Manifest) -> bytes:
     return b"fingerprint of " + _context(manifest)
-
-
-def _check_size(path: Path, manifest: Manifest) -> None:
-    expected_bytes = encrypted_bytes(manifest.size_bytes)
-    if (size_bytes := path.stat().st_size) != expected_bytes:
-        raise InvalidSlotFile(f"it has {size_bytes:,} bytes, not {expected_bytes:,}")
 
 
 def _check_room(directory: Path, size_bytes: int) -> None:

@@ -9,7 +9,6 @@ it is logged once, and the request is served without a cache.
 from __future__ import annotations
 
 import asyncio
-import functools
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -178,7 +177,7 @@ class SlotManager:
         if found is None or is_paused or not _fits(task, found.manifest):
             return None
         try:
-            read = await restore_file(task, client, task.spool(), found.manifest, id_slot)
+            read = await restore_file(task, client, found.manifest, id_slot)
         except EngineUnreachable as error:
             if task.files.catalogue.get(name):  # otherwise its quarantine was reported
                 task.emit_restore_failed(error)
@@ -246,7 +245,6 @@ class SlotManager:
             self._files,
             persistence.store,
             persistence.budget,
-            functools.partial(self._emit, instance=self._instance, model=self._model),
             self._emit,
         )
 

@@ -147,10 +147,15 @@ def state_offset(path: Path) -> int:
 
 def read_checked(path: Path, expected: SlotFileInfo) -> SlotFileHeader:
     """Read the header of a slot file. Raises OSError, and InvalidSlotFile: other size or tokens."""
-    if (size_bytes := path.stat().st_size) != expected.size_bytes:
-        raise InvalidSlotFile(f"it has {size_bytes:,} bytes, not {expected.size_bytes:,}")
+    check_size(path, expected.size_bytes)
     with path.open("rb") as file:
         return check_header(file, expected)
+
+
+def check_size(path: Path, expected_bytes: int) -> None:
+    """Check the size of a file; raises as `read_checked`."""
+    if (size_bytes := path.stat().st_size) != expected_bytes:
+        raise InvalidSlotFile(f"it has {size_bytes:,} bytes, not {expected_bytes:,}")
 
 
 def check_header(file: BinaryIO, expected: SlotFileInfo) -> SlotFileHeader:

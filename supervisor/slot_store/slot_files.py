@@ -233,15 +233,12 @@ class SlotFiles(Part):
         gone = self.catalogue.remove(known - there)
         if gone and persistence.is_on and self._read_from is not None:
             self._emit("slots.files_missing", files=len(gone))
+        is_readable = persistence.store.content.is_readable
         for count, manifest in enumerate(new, 1):
-            is_readable = persistence.store.content.is_readable(manifest)
-            self.catalogue.add(manifest, is_readable=is_readable)
+            self.catalogue.add(manifest, is_readable=is_readable(manifest))
             if not count % _READ_AT_ONCE:
                 await asyncio.sleep(0)
-        unreadable = [
-            manifest for manifest in new if not persistence.store.content.is_readable(manifest)
-        ]
-        if unreadable:
+        if unreadable := [manifest for manifest in new if not is_readable(manifest)]:
             keys = sorted({manifest.key_id for manifest in unreadable})
             self._emit("slots.key_missing", files=len(unreadable), keys=keys)
         for model, file, reason in invalid:
@@ -286,8 +283,7 @@ class SlotTask:
     files: SlotFiles
     store: SlotStore
     budget: DiskBudget
-    emit: Emit  # adds the instance and the model to an event; `emit_any` does not
-    emit_any: Emit
+    emit_any: Emit  # adds nothing to an event; `emit` adds the instance and the model
 
     @property
     def key_digest(self) -> str:
@@ -297,6 +293,9 @@ class SlotTask:
     def ctx_slot(self) -> int:
         """The context size of a slot; 0 if the engine decides."""
         return self.plan.ctx_size // max(1, self.plan.slots)
+
+    def emit(self, event: str, **fields: object) -> None:
+        self.emit_any(event, instance=self.instance, model=self.model, **fields)
 
     def spool(self) -> Path:
         """Make the directory in which the engine writes and reads; raises AccessDenied."""

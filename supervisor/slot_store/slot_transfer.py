@@ -13,10 +13,9 @@ in that of a model with a sliding window none.
 from __future__ import annotations
 
 import asyncio
-import functools
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -146,15 +145,9 @@ _ENDED: Final = "its engine ended when it used a restored conversation"
 # An engine that does not use the slot computes all tokens, so the shortest file is tried.
 _TIMEOUT_S: Final = 30.0
 
-RestoreFile = Callable[[Manifest, int], Awaitable[SlotFileInfo | None]]
-
 
 async def uses_restored(
-    task: SlotTask,
-    client: EngineClient,
-    manifests: Sequence[Manifest],
-    id_slot: int,
-    restore_verified: RestoreFile,
+    task: SlotTask, client: EngineClient, manifests: Sequence[Manifest], id_slot: int
 ) -> bool:
     """Return whether restored slots work, if known; empties the slot. Raises EngineUnreachable."""
     if known := task.store.outcomes.get(task.key):
@@ -163,7 +156,7 @@ async def uses_restored(
     try:
         with suppress(TimeoutError):
             async with asyncio.timeout(_TIMEOUT_S):
-                outcome = await _try_restore(task, client, manifests, id_slot, restore_verified)
+                outcome = await _try_restore(task, client, manifests, id_slot)
     except EngineUnreachable:
         outcome = RestoreOutcome(task.model, problem=_ENDED)
         raise
@@ -181,16 +174,12 @@ def note_outcome(task: SlotTask, outcome: RestoreOutcome) -> None:
 
 
 async def _try_restore(
-    task: SlotTask,
-    client: EngineClient,
-    manifests: Sequence[Manifest],
-    id_slot: int,
-    restore_verified: RestoreFile,
+    task: SlotTask, client: EngineClient, manifests: Sequence[Manifest], id_slot: int
 ) -> RestoreOutcome | None:
     """Try the shortest conversation without pictures; None if there is none."""
     for manifest in sorted(manifests, key=attrgetter("tokens")):
         tokens = await asyncio.to_thread(_text, task, manifest)
-        if tokens and await restore_verified(manifest, id_slot):
+        if tokens and await restore_file(task, client, manifest, id_slot):
             found = await client_module.cached_tokens(client, id_slot, (*tokens, tokens[-1]))
             await client_module.erase(client, id_slot)
             model = task.model
@@ -218,13 +207,12 @@ async def restore(
 
     Adds the files to `restored`. Raises EngineUnreachable, and OSError or AccessDenied of the disk.
     """
-    spool = task.spool()
     await task.files.wait_loaded()
-    await _empty_spool(task, spool)
+    await _empty_spool(task, task.spool())
     found = await client_module.get_slots(client)
     if isinstance(found, ErrorResponse) or not found:
         return []
-    filled = await _fill(task, client, spool, found)
+    filled = await _fill(task, client, found)
     restored += [entry.manifest for entry in filled.values()]
     if filled and needs_refresh(task.plan):
         empty = [id_slot for id_slot in fill_order(found) if id_slot not in filled]
@@ -237,17 +225,16 @@ async def restore(
 
 
 async def _fill(
-    task: SlotTask, client: EngineClient, spool: Path, found: Sequence[SlotState]
+    task: SlotTask, client: EngineClient, found: Sequence[SlotState]
 ) -> dict[int, CataloguedFile]:
     """Restore the latest conversations, if the engine uses restored slots; return them by slot."""
     empty, filled = fill_order(found), dict[int, CataloguedFile]()
-    restore_verified = functools.partial(restore_file, task, client, spool)
     chosen = [entry.manifest for entry in _to_restore(task, found)]
-    if not await uses_restored(task, client, chosen, empty[0], restore_verified):
+    if not await uses_restored(task, client, chosen, empty[0]):
         return {}
     for entry in _to_restore(task, found):  # some may be invalid
         try:
-            is_filled = await restore_verified(entry.manifest, empty[0])
+            is_filled = await restore_file(task, client, entry.manifest, empty[0])
         except OSError as error:  # a full spool, which may have room for the next file
             task.emit_restore_failed(error)
             continue
@@ -294,7 +281,7 @@ def _to_restore(task: SlotTask, found: Sequence[SlotState]) -> list[CataloguedFi
 
 
 async def restore_file(
-    task: SlotTask, client: EngineClient, spool: Path, manifest: Manifest, id_slot: int
+    task: SlotTask, client: EngineClient, manifest: Manifest, id_slot: int
 ) -> SlotFileInfo | None:
     """Verify a file and fill a slot from it; None if that failed.
 
@@ -302,7 +289,7 @@ async def restore_file(
     is quarantined, with an event. Raises as `restore`.
     """
     link: Path | None = None
-    began_at_s = time.monotonic()
+    spool, began_at_s = task.spool(), time.monotonic()
     try:
         link = await asyncio.to_thread(task.store.check_out, manifest, spool, task.key)
         expected = SlotFileInfo(manifest.tokens, link.stat().st_size)

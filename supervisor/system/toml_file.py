@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -69,13 +69,17 @@ def _line(lines: Sequence[bytes], key: Sequence[str]) -> int | None:
 def _sets(lines: Sequence[bytes], key: Sequence[str]) -> bool | None:
     """Return whether lines set a key; None if they end within a statement."""
     try:
-        found: Any = parse_toml(b"\n".join(lines))
+        return has_key(parse_toml(b"\n".join(lines)), key)
     except ValueError:
         return None
+
+
+def has_key(table: object, key: Sequence[str]) -> bool:
+    """Return whether nested tables have a key."""
     for part in key:
-        if not isinstance(found, dict) or part not in found:
+        if not isinstance(table, Mapping) or part not in table:
             return False
-        found = found[part]
+        table = table[part]
     return True
 
 

@@ -102,7 +102,7 @@ def test_paths_start_at_the_settings_file_and_names_are_taken(where: Path) -> No
     file.write_text(text + 'poet = { path = "poet.gguf", scale = 0.5 }\n')
     loaded = load(file, config_dir=where)
     entry = FixedPlanner(loaded.settings, Directories(*[where] * 5)).entry("m")
-    assert [(lora.name, lora.path.parent, lora.scale) for lora in entry.loras] == [
+    assert [(name, lora.path.parent, lora.scale) for name, lora in entry.loras.items()] == [
         ("legal", where, 1.0),
         ("poet", where, 0.5),
     ]
