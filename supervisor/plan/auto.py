@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Final, Literal
 
 from supervisor.builds.help import MTP, FlagValue, has_draft_cache
@@ -84,7 +83,7 @@ _CTX_TOTAL: Final = 65536
 _CTX_SLOT_MIN: Final = 512
 _CACHE_RAM_MAX_MIB: Final = 8192
 # LLAMA_MAX_SEQ of llama.cpp is 256; builds may be compiled with more.
-MOST: Final[Mapping[str, int]] = MappingProxyType({"parallel": 1024})
+MOST: Final[Mapping[str, int]] = {"parallel": 1024}
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,21 +332,19 @@ def _count_of(count: int, noun: str) -> str:
 
 
 # In the order of decision.
-AUTO_VALUES: Final[Mapping[str, Callable[[PlanInputs, Chosen], Setting]]] = MappingProxyType(
-    {
-        "parallel": lambda *_: Setting(_SLOTS, CORRAL, "enough for a few conversations at once"),
-        "threads": _threads,
-        "threads-batch": _threads_batch,
-        "batch-size": _batch_size,
-        "ubatch-size": _ubatch_size,
-        "cache-type-k": _cache_type,
-        "cache-type-v": _cache_type,
-        "ctx-size": _ctx_size,
-        "cache-ram": _cache_ram,
-        "fit": _fit,
-        "spec-type": _spec_type,
-    }
-)
+AUTO_VALUES: Final[Mapping[str, Callable[[PlanInputs, Chosen], Setting]]] = {
+    "parallel": lambda *_: Setting(_SLOTS, CORRAL, "enough for a few conversations at once"),
+    "threads": _threads,
+    "threads-batch": _threads_batch,
+    "batch-size": _batch_size,
+    "ubatch-size": _ubatch_size,
+    "cache-type-k": _cache_type,
+    "cache-type-v": _cache_type,
+    "ctx-size": _ctx_size,
+    "cache-ram": _cache_ram,
+    "fit": _fit,
+    "spec-type": _spec_type,
+}
 
 
 SLOTS: Final = "parallel"

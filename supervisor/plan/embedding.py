@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Final
 
 from supervisor.builds.help import FlagValue
@@ -24,14 +23,12 @@ from supervisor.plan.auto import AUTO, ctx_slot, positive, slots
 from supervisor.plan.context import Embedding, embedding
 from supervisor.plan.setting import CORRAL, Setting, SettingsByFlag, values
 
-_SWITCHES: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "--embedding": "embedding",
-        "--embeddings": "embedding",
-        "--rerank": "rerank",
-        "--reranking": "rerank",
-    }
-)
+_SWITCHES: Final[Mapping[str, str]] = {
+    "--embedding": "embedding",
+    "--embeddings": "embedding",
+    "--rerank": "rerank",
+    "--reranking": "rerank",
+}
 _CTX: Final = 4096
 
 

@@ -28,7 +28,6 @@ import bisect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from types import MappingProxyType
 from typing import Final
 
 from supervisor.builds.discover import Device, Engine
@@ -242,20 +241,25 @@ _BYTES_PER_TOKEN_MERGED: Final = 270
 # Types that the CPU backend repacks, by the processor feature; AMX has priority.
 # Source: ggml-cpu/repack.cpp, ggml_repack_get_optimal_repack_type; ggml-cpu/amx/common.h,
 # qtype_has_amx_kernels.
-_REPACKED: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
-    {
-        "avx2": frozenset({"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"}),
-        "avx512f": frozenset({"Q2_K"}),
-        "asimddp": frozenset({"Q4_0", "Q4_K", "IQ4_NL"}),
-    }
-)
+_REPACKED: Final[Mapping[str, frozenset[str]]] = {
+    "avx2": frozenset({"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"}),
+    "avx512f": frozenset({"Q2_K"}),
+    "asimddp": frozenset({"Q4_0", "Q4_K", "IQ4_NL"}),
+}
 _AMX: Final = "amx_int8"
 _AMX_ROWS: Final = 32
 # Bytes that AMX adds to each block. Source: ggml-cpu/amx/mmq.cpp, get_row_size; build 10434 logs
 # the same.
-_AMX_EXTRA_BYTES: Final[Mapping[str, int]] = MappingProxyType(
-    {"F16": 0, "Q4_0": 0, "Q4_1": 0, "Q6_K": 0, "Q8_0": 4, "Q4_K": 4, "Q5_K": 4, "IQ4_XS": 2}
-)
+_AMX_EXTRA_BYTES: Final[Mapping[str, int]] = {
+    "F16": 0,
+    "Q4_0": 0,
+    "Q4_1": 0,
+    "Q6_K": 0,
+    "Q8_0": 4,
+    "Q4_K": 4,
+    "Q5_K": 4,
+    "IQ4_XS": 2,
+}
 _REPACK_ROWS: Final = 8
 
 

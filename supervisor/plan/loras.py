@@ -14,7 +14,7 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -51,22 +51,19 @@ def with_paths(
 
 def check_files(model: str, flags: Mapping[str, FlagValue], own: Mapping[str, FlagValue]) -> None:
     """Check files in flags; those not in `own` are a trial's. Raises SettingsInvalid."""
-    for name, path, reason in _unreadable_files(flags):
-        table = "flags" if own.get(name) == flags[name] else "trial.flags"
-        raise SettingsInvalid(
-            f"models.{model}.{table}.{name}: {path} {reason}",
-            hint="correct the path; a relative one starts at the directory of the settings file",
-        )
-
-
-def _unreadable_files(flags: Mapping[str, FlagValue]) -> Iterator[tuple[str, Path, str]]:
     for name, value in flags.items():
         flag = _file_flag(name) if isinstance(value, str) else None
         if flag is None or flag.key in _CREATED:
             continue
+        is_directory = flag.key.endswith(("-dir", "-path"))
         for path in _paths(str(value), flag):
-            if reason := _problem(path, is_directory=flag.key.endswith(("-dir", "-path"))):
-                yield name, path, reason
+            if reason := _problem(path, is_directory=is_directory):
+                table = "flags" if own.get(name) == value else "trial.flags"
+                raise SettingsInvalid(
+                    f"models.{model}.{table}.{name}: {path} {reason}",
+                    hint="correct the path; a relative one starts at the directory of the settings "
+                    "file",
+                )
 
 
 def _file_flag(name: str) -> Flag | None:

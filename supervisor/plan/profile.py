@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 from supervisor.builds.help import FlagValue, nearest
@@ -43,9 +42,7 @@ def overlay_flags(under: Profile, flags: Mapping[str, FlagValue], name: str) -> 
     """Add the flags of a profile; they come last, to override an older spelling too."""
     kept = {key: value for key, value in under.flags.items() if key not in flags}
     return replace(
-        under,
-        flags=MappingProxyType({**kept, **flags}),
-        origins=MappingProxyType({**under.origins, **dict.fromkeys(flags, name)}),
+        under, flags={**kept, **flags}, origins={**under.origins, **dict.fromkeys(flags, name)}
     )
 
 
@@ -68,8 +65,8 @@ def _load(name: str, dirs: Sequence[Path], above: tuple[Path, ...]) -> Profile:
         path=path,
         description=table.get("description", ""),
         extends=extends,
-        flags=MappingProxyType({**(under.flags if under else {}), **own}),
-        origins=MappingProxyType({**(under.origins if under else {}), **dict.fromkeys(own, name)}),
+        flags={**(under.flags if under else {}), **own},
+        origins={**(under.origins if under else {}), **dict.fromkeys(own, name)},
     )
 
 

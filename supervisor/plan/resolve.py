@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final, Literal
 
 from pydantic import Field
@@ -40,14 +39,12 @@ from supervisor.plan.render import canonical
 from supervisor.plan.setting import BATCHING, CORRAL, Setting, SettingsByFlag, values
 
 # The option that each key sets, by its name in `[models.NAME.flags]`.
-OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "max_ubatch_tokens": "ubatch-size",
-        "max_sbatch_sequences": "parallel",
-        "max_context_length": "ctx-size",
-        "dynamic_batching": "cont-batching",
-    }
-)
+OPTIONS: Final[Mapping[str, str]] = {
+    "max_ubatch_tokens": "ubatch-size",
+    "max_sbatch_sequences": "parallel",
+    "max_context_length": "ctx-size",
+    "dynamic_batching": "cont-batching",
+}
 
 
 class BatchingSettings(SettingsTable):
@@ -175,20 +172,18 @@ def fitting_split(own: SettingsByFlag, workers: Sequence[RpcWorker]) -> Settings
 
 # Defaults for every engine, with reasons. Profiles and models override them; builds without the
 # option do not get it.
-CORRAL_DEFAULTS: Final[Mapping[str, tuple[FlagValue, str]]] = MappingProxyType(
-    {
-        "metrics": (True, "status and health checks read its counters"),
-        "slots": (True, "status shows its slots"),
-        "ui": (False, "engines serve the proxy, not browsers"),
-        "cors-origins": ("localhost", "no foreign web page may send requests to an engine"),
-        "offline": (True, "engines download nothing"),
-        "jinja": (True, "tool calls need the model's own template"),
-        "log-colors": ("off", "the log goes to a file"),
-        # An engine with an open stream notices SIGTERM only at its next ping; with the default of
-        # 30 s it hangs that long. During a long prefill, pings also show that it works.
-        "sse-ping-interval": (1, "an engine notices SIGTERM at its next ping"),
-    }
-)
+CORRAL_DEFAULTS: Final[Mapping[str, tuple[FlagValue, str]]] = {
+    "metrics": (True, "status and health checks read its counters"),
+    "slots": (True, "status shows its slots"),
+    "ui": (False, "engines serve the proxy, not browsers"),
+    "cors-origins": ("localhost", "no foreign web page may send requests to an engine"),
+    "offline": (True, "engines download nothing"),
+    "jinja": (True, "tool calls need the model's own template"),
+    "log-colors": ("off", "the log goes to a file"),
+    # An engine with an open stream notices SIGTERM only at its next ping; with the default of
+    # 30 s it hangs that long. During a long prefill, pings also show that it works.
+    "sse-ping-interval": (1, "an engine notices SIGTERM at its next ping"),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Annotated, Final
 
 from pydantic import AfterValidator
@@ -84,86 +83,76 @@ def values(settings: SettingsByFlag) -> dict[str, FlagValue]:
 OptionValue = tuple[str, FlagValue]
 
 # Today's name: the names it had before, newest first. All take the same values.
-SPELLINGS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "gpu-layers": ("n-gpu-layers", "ngl"),
-        "ui": ("webui",),  # b9174
-        "cache-idle-slots": ("clear-idle",),  # b8852
-        "ctx-checkpoints": ("swa-checkpoints",),  # b6685
-        "checkpoint-min-step": ("checkpoint-every-n-tokens",),  # b9310
-        "embedding": ("embeddings",),
-        "rerank": ("reranking",),
-        "predict": ("n-predict",),
-        # b8955 put everything about drafting under --spec-draft-*. It left some old names as
-        # aliases and others as stubs that refuse to start.
-        "spec-draft-model": ("model-draft", "md"),
-        "spec-draft-n-max": ("draft-max", "draft-n", "draft"),
-        "spec-draft-n-min": ("draft-min", "draft-n-min"),
-        "spec-draft-p-min": ("draft-p-min",),
-        "spec-draft-p-split": ("spec--draft-p-split", "draft-p-split"),
-        "spec-draft-ngl": ("gpu-layers-draft", "n-gpu-layers-draft", "ngld"),
-        "spec-draft-type-k": ("cache-type-k-draft", "ctkd"),
-        "spec-draft-type-v": ("cache-type-v-draft", "ctvd"),
-        "spec-draft-threads": ("threads-draft", "td"),
-        "spec-draft-threads-batch": ("threads-batch-draft", "tbd"),
-        "spec-draft-device": ("device-draft", "devd"),
-        "spec-draft-hf": ("hf-repo-draft", "hfd", "hfrd"),
-        "spec-draft-ctx-size": ("ctx-size-draft", "cd"),
-        "spec-draft-replace": ("spec-replace",),
-        "spec-draft-prio": ("prio-draft",),
-        "spec-draft-poll": ("poll-draft",),
-        "spec-draft-cpu-moe": ("cpu-moe-draft", "cmoed"),
-        "spec-draft-n-cpu-moe": ("spec-draft-ncmoe", "n-cpu-moe-draft", "ncmoed"),
-        "spec-draft-override-tensor": ("override-tensor-draft", "otd"),
-    }
-)
+SPELLINGS: Final[Mapping[str, tuple[str, ...]]] = {
+    "gpu-layers": ("n-gpu-layers", "ngl"),
+    "ui": ("webui",),  # b9174
+    "cache-idle-slots": ("clear-idle",),  # b8852
+    "ctx-checkpoints": ("swa-checkpoints",),  # b6685
+    "checkpoint-min-step": ("checkpoint-every-n-tokens",),  # b9310
+    "embedding": ("embeddings",),
+    "rerank": ("reranking",),
+    "predict": ("n-predict",),
+    # b8955 put everything about drafting under --spec-draft-*. It left some old names as
+    # aliases and others as stubs that refuse to start.
+    "spec-draft-model": ("model-draft", "md"),
+    "spec-draft-n-max": ("draft-max", "draft-n", "draft"),
+    "spec-draft-n-min": ("draft-min", "draft-n-min"),
+    "spec-draft-p-min": ("draft-p-min",),
+    "spec-draft-p-split": ("spec--draft-p-split", "draft-p-split"),
+    "spec-draft-ngl": ("gpu-layers-draft", "n-gpu-layers-draft", "ngld"),
+    "spec-draft-type-k": ("cache-type-k-draft", "ctkd"),
+    "spec-draft-type-v": ("cache-type-v-draft", "ctvd"),
+    "spec-draft-threads": ("threads-draft", "td"),
+    "spec-draft-threads-batch": ("threads-batch-draft", "tbd"),
+    "spec-draft-device": ("device-draft", "devd"),
+    "spec-draft-hf": ("hf-repo-draft", "hfd", "hfrd"),
+    "spec-draft-ctx-size": ("ctx-size-draft", "cd"),
+    "spec-draft-replace": ("spec-replace",),
+    "spec-draft-prio": ("prio-draft",),
+    "spec-draft-poll": ("poll-draft",),
+    "spec-draft-cpu-moe": ("cpu-moe-draft", "cmoed"),
+    "spec-draft-n-cpu-moe": ("spec-draft-ncmoe", "n-cpu-moe-draft", "ncmoed"),
+    "spec-draft-override-tensor": ("override-tensor-draft", "otd"),
+}
 
 # A setting that became another option with another value: old, then today's. `--mlock` meant the
 # mapped file until b10104, and so lets replicas share its pages; b10105 reads it as mode `mlock`,
 # which does not map.
-MOVED: Final[Mapping[OptionValue, OptionValue]] = MappingProxyType(
-    {
-        ("mlock", True): ("load-mode", "mmap+mlock"),
-        ("mmap", False): ("load-mode", "none"),
-        ("mmap", True): ("load-mode", "mmap"),
-        ("direct-io", True): ("load-mode", "dio"),
-    }
-)
+MOVED: Final[Mapping[OptionValue, OptionValue]] = {
+    ("mlock", True): ("load-mode", "mmap+mlock"),
+    ("mmap", False): ("load-mode", "none"),
+    ("mmap", True): ("load-mode", "mmap"),
+    ("direct-io", True): ("load-mode", "dio"),
+}
 
 # The reverse, for builds without the new option (b10105).
-MOVED_BACK: Final[Mapping[OptionValue, OptionValue]] = MappingProxyType(
-    {
-        ("load-mode", "mmap+mlock"): ("mlock", True),
-        ("load-mode", "mlock"): ("mlock", True),
-        ("load-mode", "none"): ("mmap", False),
-        ("load-mode", "dio"): ("direct-io", True),
-    }
-)
+MOVED_BACK: Final[Mapping[OptionValue, OptionValue]] = {
+    ("load-mode", "mmap+mlock"): ("mlock", True),
+    ("load-mode", "mlock"): ("mlock", True),
+    ("load-mode", "none"): ("mmap", False),
+    ("load-mode", "dio"): ("direct-io", True),
+}
 
 # Words for which an older build has another word or only a number.
-OLDER_WORDS: Final[Mapping[OptionValue, FlagValue]] = MappingProxyType(
-    {
-        ("gpu-layers", "all"): 999,  # b7553
-        ("gpu-layers", "auto"): 999,
-        ("spec-draft-ngl", "all"): 999,
-        ("spec-draft-ngl", "auto"): 999,
-        ("spec-type", "draft-simple"): "draft",  # b9131
-        ("spec-type", "draft-eagle3"): "eagle3",
-    }
-)
+OLDER_WORDS: Final[Mapping[OptionValue, FlagValue]] = {
+    ("gpu-layers", "all"): 999,  # b7553
+    ("gpu-layers", "auto"): 999,
+    ("spec-draft-ngl", "all"): 999,
+    ("spec-draft-ngl", "auto"): 999,
+    ("spec-type", "draft-simple"): "draft",  # b9131
+    ("spec-type", "draft-eagle3"): "eagle3",
+}
 
 # Options that were bare switches before they took on, off or auto. A bare `--flash-attn` given to a
 # newer build consumes the next word of the command line.
 ONCE_BARE: Final = frozenset({"flash-attn", "log-colors"})  # b6325, b6393
 
 # Values that a build without the option uses anyway.
-IMPLIED: Final[Mapping[OptionValue, str]] = MappingProxyType(
-    {
-        ("spec-type", "draft-simple"): "a draft model alone turns drafting on in this build",
-        ("load-mode", "mmap"): "mapping the file is what this build does",
-        ("load-mode", "auto"): "mapping the file is what this build does",
-    }
-)
+IMPLIED: Final[Mapping[OptionValue, str]] = {
+    ("spec-type", "draft-simple"): "a draft model alone turns drafting on in this build",
+    ("load-mode", "mmap"): "mapping the file is what this build does",
+    ("load-mode", "auto"): "mapping the file is what this build does",
+}
 
 _ADDRESS: Final = "llama-corral chooses the addresses of its engines"
 _KEYS: Final = "llama-corral gives each engine a random key of its own"
@@ -175,7 +164,7 @@ _LOG: Final = "llama-corral manages the log"
 _EXITS: Final = "the engine would print something and exit"
 
 # Options that llama-corral sets itself, or forbids.
-RESERVED: Final[Mapping[str, str]] = MappingProxyType(
+RESERVED: Final[Mapping[str, str]] = (
     dict.fromkeys(("host", "port", "reuse-port", "api-prefix", "path"), _ADDRESS)
     | dict.fromkeys(("api-key", "api-key-file"), _KEYS)
     | dict.fromkeys(("slot-save-path",), "llama-corral saves conversations itself (persist_slots)")

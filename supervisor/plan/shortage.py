@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Final, Literal
 
 from supervisor.builds.help import FlagValue
@@ -71,9 +70,11 @@ def _fewer_layers(memory_inputs: MemoryInputs) -> Iterator[Mapping[str, FlagValu
 
 
 # In the order in which they are tried: the mildest for users first.
-_KINDS: Final[Mapping[Kind, Callable[[MemoryInputs], Iterator[Mapping[str, FlagValue]]]]] = (
-    MappingProxyType({"context": shorter_contexts, "cache": smaller_cache, "layers": _fewer_layers})
-)
+_KINDS: Final[Mapping[Kind, Callable[[MemoryInputs], Iterator[Mapping[str, FlagValue]]]]] = {
+    "context": shorter_contexts,
+    "cache": smaller_cache,
+    "layers": _fewer_layers,
+}
 
 
 # With devices: an instance per device if there are several and each holds the whole model,

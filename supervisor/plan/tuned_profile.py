@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 from supervisor.builds.discover import Engine
@@ -93,7 +92,7 @@ def read(model: str, directory: Path) -> Tuned | None:
         model=model,
         path=path,
         extends=table.get("extends"),
-        flags=MappingProxyType(table.get("flags", {})),
+        flags=table.get("flags", {}),
         replicas=table.get("replicas"),
         evidence=Evidence(**{key: found[key] for key in _EVIDENCE if key in found}),
     )

@@ -380,11 +380,9 @@ class ModelOptions:
         """Return the settings for the router mode, whose models are found and loaded on request."""
         path = self.words.get("models-dir")
         here = self.container.path(path) if self.container and path else path
-        return (
-            {"models_dir": resolve_source_path(here, self.base), "serve_found": True}
-            if here
-            else {}
-        )
+        if not here:
+            return {}
+        return {"models_dir": resolve_source_path(here, self.base), "serve_found": True}
 
     def _tls(self) -> dict[str, Any]:
         names = {"cert": "ssl-cert-file", "key": "ssl-key-file"}

@@ -27,7 +27,6 @@ from dataclasses import replace
 from io import StringIO
 from itertools import count
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, Literal, get_args
 
 import tomlkit
@@ -319,28 +318,20 @@ _INSTRUCTION: Final = re.compile(
 )
 _TOKENS: Final = re.compile(r"\s*\d{1,9}\s*")
 _HUB_HOSTS: Final = frozenset({"hf.co", "huggingface.co"})
-_FLAGS: Final = MappingProxyType(
-    {
-        "num_gpu": "gpu-layers",
-        "num_thread": "threads",
-        "num_batch": "batch-size",
-        "num_keep": "keep",
-        "use_mmap": "mmap",
-        "num_predict": "predict",
-        "temperature": "temperature",
-        "top_k": "top-k",
-        "top_p": "top-p",
-        "min_p": "min-p",
-        "typical_p": "typical-p",
-        "repeat_last_n": "repeat-last-n",
-        "repeat_penalty": "repeat-penalty",
-        "presence_penalty": "presence-penalty",
-        "frequency_penalty": "frequency-penalty",
-        "mirostat": "mirostat",
-        "mirostat_tau": "mirostat-ent",
-        "mirostat_eta": "mirostat-lr",
-        "seed": "seed",
-    }
+# Parameters whose names differ from the flags in more than their dashes.
+_FLAGS: Final = {
+    "num_gpu": "gpu-layers",
+    "num_thread": "threads",
+    "num_batch": "batch-size",
+    "num_keep": "keep",
+    "use_mmap": "mmap",
+    "num_predict": "predict",
+    "mirostat_tau": "mirostat-ent",
+    "mirostat_eta": "mirostat-lr",
+}
+_SAME_FLAGS: Final = frozenset(
+    {"temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_last_n", "repeat_penalty"}
+    | {"presence_penalty", "frequency_penalty", "mirostat", "seed"}
 )
 
 
@@ -357,8 +348,8 @@ def convert_modelfile(text: str, base: Path, known: Flags | None = None) -> Conv
         elif word == "PARAMETER" and key == "num_ctx" and _TOKENS.fullmatch(setting):
             more["batching"] = {"max_context_length": int(setting)}  # num_ctx is per conversation
         elif word == "PARAMETER":
-            if flag := _FLAGS.get(key):
-                options.take(flag, setting.strip())
+            if key in _FLAGS or key in _SAME_FLAGS:
+                options.take(_FLAGS.get(key, key.replace("_", "-")), setting.strip())
             else:
                 options.omitted.append(f"no equivalent: PARAMETER {key}")
         else:
@@ -381,13 +372,11 @@ def _take(options: ModelOptions, word: str, value: str) -> None:
         options.omitted.append(f"{word}: {_REASONS.get(word, 'no equivalent')}")
 
 
-_REASONS: Final = MappingProxyType(
-    {
-        "SYSTEM": "clients send their system prompt themselves",
-        "TEMPLATE": "the chat template of the GGUF counts; another one: flags.chat-template-file",
-        "MESSAGE": "clients send the conversation themselves",
-    }
-)
+_REASONS: Final = {
+    "SYSTEM": "clients send their system prompt themselves",
+    "TEMPLATE": "the chat template of the GGUF counts; another one: flags.chat-template-file",
+    "MESSAGE": "clients send the conversation themselves",
+}
 
 
 def _source(text: str) -> str:
