@@ -29,9 +29,8 @@ from supervisor.plan.render import canonical, render
 from supervisor.plan.setting import ONCE_BARE
 from supervisor.settings.import_shell import Container, EngineCommand, engine_commands
 from supervisor.settings.tables import is_alias, is_model_name
-from supervisor.system.files import expand_home, open_regular
-
-_MAX_BYTES: Final = 1024**2
+from supervisor.system.files import expand_home
+from supervisor.system.toml_file import read_limited
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +63,7 @@ class Converted:
 def read_text(path: Path) -> str:
     """Read a settings file. Raises SettingsInvalid: it is unreadable, above 1 MiB, or not UTF-8."""
     try:
-        with open_regular(path) as file:
-            content = file.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise SettingsInvalid(f"{path} cannot be read: {error.strerror}") from error
-    if len(content) > _MAX_BYTES:
-        raise SettingsInvalid(f"{path} is larger than {_MAX_BYTES >> 20} MiB")
-    try:
-        return content.decode()
+        return read_limited(path).decode()
     except UnicodeDecodeError as error:
         raise SettingsInvalid(f"{path} is not text in UTF-8") from error
 

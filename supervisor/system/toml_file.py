@@ -22,7 +22,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     Raises SettingsInvalid: the file cannot be read, is not a regular file, is larger than 1 MiB, is
     not TOML, or is nested too deep.
     """
-    content = _read(path)
+    content = read_limited(path)
     try:
         return parse_toml(content)
     except UnicodeDecodeError as error:
@@ -40,7 +40,7 @@ def line_of(path: Path, key: Sequence[str]) -> int | None:
     valid TOML if a statement ends there, so the search parses prefixes of the file.
     """
     try:
-        content = _read(path)
+        content = read_limited(path)
     except SettingsInvalid:
         return None
     if len(content) > _SEARCHED_MAX_BYTES:  # it is parsed some ten times
@@ -83,7 +83,8 @@ def has_key(table: object, key: Sequence[str]) -> bool:
     return True
 
 
-def _read(path: Path) -> bytes:
+def read_limited(path: Path) -> bytes:
+    """Read a file. Raises SettingsInvalid: it cannot be read, or is larger than 1 MiB."""
     try:
         with open_regular(path) as file:
             content = file.read(_FILE_MAX_BYTES + 1)
