@@ -14,6 +14,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from http import HTTPStatus
@@ -64,8 +65,6 @@ def tls_refusal(error: Exception | None) -> str | None:
 
 
 _HELD_MAX_BYTES: Final = 64 * 1024
-# Up to this size, one packet costs less than two; above, copying the body costs more.
-_JOINED_MAX_BYTES: Final = 64 * 1024
 
 # Consumes bytes of a body; False if it cannot now, and then it has done nothing.
 OnChunk = Callable[[bytes], bool]
@@ -101,7 +100,8 @@ class UpstreamResponse(asyncio.Protocol):
         self.headers = NO_HEADERS
         self.is_read = False  # Whether the body was read to its end.
         self._upstream = upstream
-        self._request = _head(upstream, upstream_request), upstream_request.body
+        self._unsent: tuple[bytes, bytes | memoryview]
+        self._unsent = _head(upstream, upstream_request), upstream_request.body
         self._settings = settings
         self._parser = Response(upstream_request.method)
         self._loop = asyncio.get_running_loop()
@@ -118,8 +118,9 @@ class UpstreamResponse(asyncio.Protocol):
     async def __aenter__(self) -> Self:
         upstream = self._upstream
         try:
-            if upstream.socket:  # connects at once or not at all, so it needs no timeout
-                await self._loop.create_unix_connection(lambda: self, upstream.socket)
+            if upstream.socket:
+                connection = self._connect(upstream.socket)
+                await self._loop.create_unix_connection(lambda: self, sock=connection)
             else:
                 async with asyncio.timeout(self._settings.connect_timeout_s):
                     await _connect_tcp(self._loop, self, upstream)
@@ -141,6 +142,24 @@ class UpstreamResponse(asyncio.Protocol):
             reason = "see its key_file" if upstream.node else "is something else on its port?"
             raise UpstreamFailed(f"{upstream.name} does not know our key; {reason}")
         return self
+
+    def _connect(self, path: str) -> socket.socket:
+        """Connect to a unix socket, at once or not at all, and send the request.
+
+        The engine begins with it while the loop takes over the connection. Raises OSError.
+        """
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.settimeout(0)
+            connection.connect(path)
+        except OSError:
+            connection.close()
+            raise
+        with suppress(OSError):  # the transport sends it then, or reports the error
+            sent = connection.sendmsg(self._unsent)
+            head, body = self._unsent
+            self._unsent = head[sent:], memoryview(body)[max(0, sent - len(head)) :]
+        return connection
 
     async def __aexit__(self, *_: object) -> None:
         self.close()
@@ -180,13 +199,8 @@ class UpstreamResponse(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        head, body = self._request
-        if len(body) <= _JOINED_MAX_BYTES:
-            self._transport.write(head + body)
-        else:
-            self._transport.write(head)
-            self._transport.write(body)
-        self._request = b"", b""
+        self._transport.writelines(part for part in self._unsent if part)
+        self._unsent = b"", b""
         silence_s = self._settings.upstream_read_timeout_s
         self._timer = self._loop.call_later(silence_s, self._check_silence)
 
