@@ -274,8 +274,6 @@ def context_bytes(gguf: Gguf, chosen: Chosen, cache: Cache) -> int:
         tokens=tokens,
         outputs=tokens if gguf.is_causal else 0,
         flash=chosen.get("flash-attn") not in {"off", False},
-        prompt_cache_bytes=0,
-        checkpoints=0,
     )
     return kv_cache.cache_bytes(gguf, cache) + compute_bytes(gguf, numbers)
 

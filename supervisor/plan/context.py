@@ -72,8 +72,8 @@ class ContextLayout:
     tokens: int  # tokens of a micro batch
     outputs: int  # rows of logits computed together at most
     flash: bool
-    prompt_cache_bytes: int  # limit of the prompt cache in main memory
-    checkpoints: int  # checkpoints per slot at most
+    prompt_cache_bytes: int = 0  # limit of the prompt cache in main memory
+    checkpoints: int = 0  # checkpoints per slot at most
 
 
 def context_layout(gguf: Gguf, chosen: Chosen, engine: Engine) -> ContextLayout:

@@ -258,7 +258,10 @@ def _choose_settings(
 ) -> tuple[SettingsByFlag, SettingsByFlag, list[OmittedFlag]]:
     """Return all settings, those that can work on this machine, and the other ones."""
     settings = resolve(entry, profile, engine.flags, inputs, draft, engine.devices)
-    kept, barred = without_conflicts(settings, inputs)
+    chosen = values(settings)
+    reasons = {key: reason_against(key, inputs, chosen) for key in settings}
+    kept = {key: setting for key, setting in settings.items() if not reasons[key]}
+    barred = [(key, chosen[key], reason) for key, reason in reasons.items() if reason]
     if draft.reason and not draft.gguf:
         barred.append(("spec-draft-model", str(entry.draft), draft.reason))
     return settings, kept, barred
@@ -298,15 +301,6 @@ def unix_sockets(engine: Engine) -> bool:
     """Return whether the engine can listen on a unix socket, from its help of `--host`."""
     host = engine.flags.find("host")
     return host is not None and ".sock" in host.help
-
-
-def without_conflicts(
-    settings: SettingsByFlag, inputs: PlanInputs
-) -> tuple[SettingsByFlag, list[OmittedFlag]]:
-    chosen = values(settings)
-    reasons = {key: reason_against(key, inputs, chosen) for key in settings}
-    kept = {key: setting for key, setting in settings.items() if not reasons[key]}
-    return kept, [(key, chosen[key], reason) for key, reason in reasons.items() if reason]
 
 
 def _lines(

@@ -33,9 +33,28 @@ class Profile:
     origins: Mapping[str, str]
 
 
-def load(name: str, dirs: Sequence[Path]) -> Profile:
-    """Load a profile with inherited flags, from the first of `dirs` that has it."""
-    return _load(name, dirs, above=())
+def load(name: str, dirs: Sequence[Path], above: tuple[Path, ...] = ()) -> Profile:
+    """Load a profile with inherited flags, from the first of `dirs` that has it.
+
+    `above` are the profiles that extend it.
+    """
+    if len(above) > _CHAIN_MAX:
+        raise SettingsInvalid(f"{above[0]} extends a chain of more than {_CHAIN_MAX} profiles")
+    path = _find(name, dirs, above)
+    table = read_toml(path)
+    check(path, table)
+
+    extends = table.get("extends")
+    under = load(extends, dirs, (*above, path)) if extends else None
+    own: dict[str, FlagValue] = table.get("flags", {})
+    return Profile(
+        name=name,
+        path=path,
+        description=table.get("description", ""),
+        extends=extends,
+        flags={**(under.flags if under else {}), **own},
+        origins={**(under.origins if under else {}), **dict.fromkeys(own, name)},
+    )
 
 
 def overlay_flags(under: Profile, flags: Mapping[str, FlagValue], name: str) -> Profile:
@@ -48,26 +67,6 @@ def overlay_flags(under: Profile, flags: Mapping[str, FlagValue], name: str) -> 
 
 def names(dirs: Sequence[Path]) -> tuple[str, ...]:
     return tuple(sorted({path.stem for directory in dirs for path in directory.glob("*.toml")}))
-
-
-def _load(name: str, dirs: Sequence[Path], above: tuple[Path, ...]) -> Profile:
-    if len(above) > _CHAIN_MAX:
-        raise SettingsInvalid(f"{above[0]} extends a chain of more than {_CHAIN_MAX} profiles")
-    path = _find(name, dirs, above)
-    table = read_toml(path)
-    check(path, table)
-
-    extends = table.get("extends")
-    under = _load(extends, dirs, (*above, path)) if extends else None
-    own: dict[str, FlagValue] = table.get("flags", {})
-    return Profile(
-        name=name,
-        path=path,
-        description=table.get("description", ""),
-        extends=extends,
-        flags={**(under.flags if under else {}), **own},
-        origins={**(under.origins if under else {}), **dict.fromkeys(own, name)},
-    )
 
 
 def _find(name: str, dirs: Sequence[Path], above: tuple[Path, ...]) -> Path:
