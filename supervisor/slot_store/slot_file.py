@@ -116,14 +116,8 @@ class SlotFileHeader:
         return min([shared, *(at for at, _ in {*self.media} ^ {*other.media})])
 
 
-def read(path: Path) -> SlotFileHeader:
-    """Read the header of a slot file. Raises OSError; NotASlotFile, also if it is truncated."""
-    with path.open("rb") as file:
-        return read_from(file)
-
-
-def read_from(file: BinaryIO) -> SlotFileHeader:
-    """Read the header at the start of a file; raises as `read`."""
+def read(file: BinaryIO) -> SlotFileHeader:
+    """Read the header at the start of a file. Raises NotASlotFile, also if it is truncated."""
     version, count = _head(file)
     content = _read_exactly(file, 4 * count)
     words = _words(content)
@@ -139,7 +133,7 @@ def read_from(file: BinaryIO) -> SlotFileHeader:
 
 
 def state_offset(path: Path) -> int:
-    """Return the offset of the state in a slot file; raises as `read`."""
+    """Return the offset of the state in a slot file; raises as `read`, and OSError."""
     with path.open("rb") as file:
         _, count = _head(file)
     return _HEAD.size + 4 * count
@@ -161,7 +155,7 @@ def check_size(path: Path, expected_bytes: int) -> None:
 def check_header(file: BinaryIO, expected: SlotFileInfo) -> SlotFileHeader:
     """Read the header at the start of a file; raises as `read_checked`."""
     try:
-        header = read_from(file)
+        header = read(file)
     except NotASlotFile as error:
         raise InvalidSlotFile(str(error)) from error
     if len(header.tokens) != expected.tokens:

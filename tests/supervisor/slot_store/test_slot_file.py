@@ -1,4 +1,4 @@
-from pathlib import Path
+from io import BytesIO
 
 import pytest
 from support.slot_files import content
@@ -7,9 +7,8 @@ from supervisor.slot_store.slot_file import NotASlotFile, SlotFileHeader, read
 
 
 @pytest.mark.parametrize("record", [True, False])
-def test_tokens_are_read_as_builds_write_them(tmp_path: Path, *, record: bool) -> None:
-    (tmp_path / "a").write_bytes(content((5, 6, 7), record=record))
-    assert read(tmp_path / "a") == SlotFileHeader(2, (5, 6, 7))
+def test_tokens_are_read_as_builds_write_them(*, record: bool) -> None:
+    assert read(BytesIO(content((5, 6, 7), record=record))) == SlotFileHeader(2, (5, 6, 7))
 
 
 @pytest.mark.parametrize(
@@ -34,21 +33,19 @@ def test_tokens_are_read_as_builds_write_them(tmp_path: Path, *, record: bool) -
         content((-1, 9, 0, 0), record=False),
     ],
 )
-def test_what_is_no_slot_file_is_refused(tmp_path: Path, harmed: bytes) -> None:
-    (tmp_path / "a").write_bytes(harmed)
+def test_what_is_no_slot_file_is_refused(harmed: bytes) -> None:
     with pytest.raises(NotASlotFile):
-        read(tmp_path / "a")
+        read(BytesIO(harmed))
 
 
-def pictured(path: Path, picture: int) -> SlotFileHeader:
+def pictured(picture: int) -> SlotFileHeader:
     """A file of five tokens, two of them a picture."""
-    path.write_bytes(content((5, -1, -1, 6, 7), after=(1, 1, 6, picture, 0)))
-    return read(path)
+    return read(BytesIO(content((5, -1, -1, 6, 7), after=(1, 1, 6, picture, 0))))
 
 
-def test_pictures_are_told_apart(tmp_path: Path) -> None:
-    one, other = (pictured(tmp_path / "a", picture) for picture in (3, 4))
-    assert one == pictured(tmp_path / "b", 3)
+def test_pictures_are_told_apart() -> None:
+    one, other = (pictured(picture) for picture in (3, 4))
+    assert one == pictured(3)
     assert [at for at, _ in one.media] == [1]
     assert one.digest != other.digest
     assert (one.shared_with(other), one.shared_with(one)) == (1, 5)
