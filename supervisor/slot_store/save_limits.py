@@ -61,17 +61,25 @@ _HOUR_S: Final = 3600.0
 _HOUR_MIN: Final = 60
 # The weight of the latest file in the average.
 _LATEST: Final = 0.3
-# A slower disk is not used: at this rate, 2 000 tokens of an 8B model take 20 s.
-_SLOW_BYTES_PER_S: Final = 8 * 1024**2
-# The time for less says nothing about the rate.
-_MEASURED_MIN_BYTES: Final = 4 * 1024**2
 
 
 class SaveLimits:
-    """The limits of writes while engines serve, and the pause after a failure."""
+    """The limits of writes while engines serve, and the pause after a failure.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    A disk below `slow_bytes_per_s` is too slow: at 8 MiB/s, 2 000 tokens of an 8B model take 20 s.
+    The time for less than `measured_min_bytes` says nothing about the rate.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        slow_bytes_per_s: float = 8 * 1024**2,
+        measured_min_bytes: int = 4 * 1024**2,
+    ) -> None:
         self._clock = clock
+        self._slow_bytes_per_s = slow_bytes_per_s
+        self._measured_min_bytes = measured_min_bytes
         self._spent_bytes = 0.0  # of the hour's budget, at `_spent_at_s`
         self._spent_at_s = clock()
         self._written: defaultdict[int, float] = defaultdict(float)  # by minute
@@ -102,13 +110,13 @@ class SaveLimits:
 
     def note_stored(self, size_bytes: float, duration_s: float) -> str:
         """Note the time of a write; return a clause if the disk is too slow, or an empty text."""
-        if size_bytes < _MEASURED_MIN_BYTES:
+        if size_bytes < self._measured_min_bytes:
             self.pause.end()
             return ""
         rate_bytes = size_bytes / max(duration_s, 1e-6)
         before_bytes = rate_bytes if self._rate_bytes is None else self._rate_bytes
         self._rate_bytes = (1 - _LATEST) * before_bytes + _LATEST * rate_bytes
-        if self._rate_bytes < _SLOW_BYTES_PER_S:
+        if self._rate_bytes < self._slow_bytes_per_s:
             rate_mib, self._rate_bytes = self._rate_bytes / 1024**2, None
             return f"the disk stores {rate_mib:.1f} MiB a second"
         self.pause.end()

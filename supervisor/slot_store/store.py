@@ -112,16 +112,21 @@ def _digest(key: CacheKey) -> str:
 QuarantinedFile = tuple[str, str, str]
 
 
-_QUARANTINED_MAX: Final = 16
-_QUARANTINED_MAX_BYTES: Final = 1024**3
-_QUARANTINED_MAX_AGE: Final = timedelta(days=3)
-
-
 class Quarantine:
     """A directory of invalid files, made with mode 0700 when first needed."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        max_files: int = 16,
+        max_bytes: int = 1024**3,
+        max_age: timedelta = timedelta(days=3),
+    ) -> None:
         self._root = root
+        self._max_files = max_files
+        self._max_bytes = max_bytes
+        self._max_age = max_age
 
     def take(self, *paths: Path) -> None:
         make_private(self._root.parent)
@@ -136,13 +141,13 @@ class Quarantine:
 
     def limit(self) -> None:
         """Delete files that are too old, and the oldest beyond the number of files or bytes."""
-        oldest_at = (datetime.now(tz=UTC) - _QUARANTINED_MAX_AGE).timestamp()
-        left_bytes = _QUARANTINED_MAX_BYTES
+        oldest_at = (datetime.now(tz=UTC) - self._max_age).timestamp()
+        left_bytes = self._max_bytes
         newest_first = sorted(self._files(), key=lambda path: -path.lstat().st_ctime)
         for rank, path in enumerate(newest_first):
             found = path.lstat()
             left_bytes -= found.st_size
-            if rank >= _QUARANTINED_MAX or left_bytes < 0 or found.st_ctime < oldest_at:
+            if rank >= self._max_files or left_bytes < 0 or found.st_ctime < oldest_at:
                 path.unlink(missing_ok=True)
 
     def empty(self) -> None:

@@ -18,7 +18,7 @@ from proxy.cache.fingerprint import ConversationFingerprint, SlotFile
 from proxy.upstream.engine_state import SlotState
 from supervisor.engine import client as client_module
 from supervisor.engine.client import EngineUnreachable, ErrorResponse
-from supervisor.slot_store import save_limits
+from supervisor.slot_store.save_limits import SaveLimits
 
 FIRST = ConversationFingerprint((1, 2), tuple(range(40)))
 NEXT = ConversationFingerprint((1, 2, 3), tuple(range(50)))
@@ -152,11 +152,9 @@ async def test_a_nearly_full_disk_is_one_warning(
     assert storage.adapter.may_save("chat.0", 1)
 
 
-async def test_a_slow_disk_keeps_the_file_and_gets_no_more(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(save_limits, "_SLOW_BYTES_PER_S", 1 << 60)
-    monkeypatch.setattr(save_limits, "_MEASURED_MIN_BYTES", 0)
+async def test_a_slow_disk_keeps_the_file_and_gets_no_more(storage: Storage) -> None:
+    slow = SaveLimits(slow_bytes_per_s=1 << 60, measured_min_bytes=0)
+    storage.harness.fleet.slot_files.limits = slow
     await storage.harness.converse()
     await storage.save()
     assert len(storage.files) == 1

@@ -2,12 +2,12 @@ import os
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.slot_files import manifest, write
 
 from supervisor.engine.client import SlotFileInfo
-from supervisor.slot_store import store as store_module
 from supervisor.slot_store.manifest import Manifest
 from supervisor.slot_store.slot_file import InvalidSlotFile, SlotFileMissing
 from supervisor.slot_store.store import Quarantine, SlotStore
@@ -103,18 +103,13 @@ def test_clean_up_deletes_partial_files(store: SlotStore) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "limit", "count"),
-    [
-        ("_QUARANTINED_MAX", 4, 4),
-        ("_QUARANTINED_MAX_BYTES", 10, 0),
-        ("_QUARANTINED_MAX_AGE", timedelta(0), 0),
-    ],
+    ("limits", "count"),
+    [({"max_files": 4}, 4), ({"max_bytes": 10}, 0), ({"max_age": timedelta(0)}, 0)],
 )
 def test_the_quarantine_is_bounded_in_number_bytes_and_age(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, limit: object, count: int
+    tmp_path: Path, limits: dict[str, Any], count: int
 ) -> None:
-    monkeypatch.setattr(store_module, name, limit)
-    quarantine = Quarantine(tmp_path / "quarantine")
+    quarantine = Quarantine(tmp_path / "quarantine", **limits)
     for number in range(6):
         path = tmp_path / f"{number}.slot"
         path.write_bytes(b"twenty bytes of data")
