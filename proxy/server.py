@@ -42,7 +42,7 @@ def tune_gc() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(5_000, 20, 20)
+    gc.set_threshold(50_000, 20, 20)
 
 
 class Server:

@@ -96,12 +96,15 @@ class PrefillFilter:
 
     def feed(self, chunk: bytes) -> bytes:
         """Take the next bytes, return the bytes for the client; raises InvalidEvent."""
-        passed = b"".join([self._filter_event(event) for event in self._splitter.feed(chunk)])
-        return passed + self._splitter.take_rest() if self.is_over else passed
+        events = iter(self._splitter.feed(chunk))
+        passed = b""
+        for event in events:
+            passed += self._filter_event(event)
+            if self.is_over:
+                return b"".join([passed, *events, self._splitter.take_rest()])
+        return passed
 
     def _filter_event(self, event: bytes) -> bytes:
-        if self.is_over:
-            return event
         if not data_of(event):
             return b""
         piece = members_of(event) or {}

@@ -354,13 +354,14 @@ class Pings:
     def __init__(self, send: Callable[[], Awaitable[None]]) -> None:
         self._send = send
         self._task: asyncio.Task[None] | None = None
-        self._over = asyncio.Event()
+        self._over: asyncio.Event | None = None
         self._timer = asyncio.get_running_loop().call_later(FIRST_PING_S, self._start)
 
     async def stop(self, *, is_urgent: bool = False) -> None:
         """Send no further ping; return when none is half sent, or at once if that is urgent."""
         self._timer.cancel()
-        self._over.set()
+        if self._over is not None:
+            self._over.set()
         if self._task is not None and not self._task.done():
             if is_urgent:
                 self._task.cancel()
@@ -368,16 +369,17 @@ class Pings:
 
     def _start(self) -> None:
         # The task ends with the request: `stop` waits for it.
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._over = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._run(self._over))
 
-    async def _run(self) -> None:
+    async def _run(self, over: asyncio.Event) -> None:
         # aiohttp ends the request of a client that left.
         with contextlib.suppress(ConnectionError):
-            while not self._over.is_set():
+            while not over.is_set():
                 await self._send()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(INTERVAL_S):
-                        await self._over.wait()
+                        await over.wait()
 
 
 class ClientResponse(Response):
