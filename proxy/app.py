@@ -39,8 +39,7 @@ from proxy.observe.tracing import start_tracer
 from proxy.request.models import EngineReader, ModelControl, ModelLoader, OllamaHost, PromptWarmer
 from proxy.request.stored_responses import ResponseStore
 from proxy.router.batch_queue import BatchQueue
-from proxy.router.estimator import Estimator
-from proxy.router.forecast import LoadForecaster
+from proxy.router.estimator import Estimator, LoadForecaster
 from proxy.router.lease import SlotUse
 from proxy.router.router import Router
 from proxy.settings import JobSettings, ProxySettings

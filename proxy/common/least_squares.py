@@ -35,6 +35,7 @@ class LeastSquares:
         self._products = [[0.0] * len(scales) for _ in scales]
         self._targets = [0.0] * len(scales)
         self._solved: tuple[float, ...] | None = None
+        self._pace: float | None = None
         self._latest: deque[tuple[Sequence[float], float]] = deque(maxlen=_LATEST_MAX)
 
     def add(self, row: Sequence[float], value: float) -> None:
@@ -52,7 +53,7 @@ class LeastSquares:
                 products[other_at] = _KEPT * products[other_at] + regressor * other
             self._targets[at] = _KEPT * self._targets[at] + regressor * (value - assumed) / scale
         self.samples += 1
-        self._solved = None
+        self._solved = self._pace = None
         self._latest.append((row, value))
 
     @property
@@ -61,19 +62,17 @@ class LeastSquares:
 
         If other programs slow the machine down, all samples change faster than coefficients adapt.
         """
-        ratios = [value / self._fit(row) for row, value in self._latest if self._fit(row) > 0]
-        return median(ratios) if len(ratios) >= _FIRST_SAMPLES else 1.0
+        if self._pace is None:
+            fits = [(value, self._fit(row)) for row, value in self._latest]
+            ratios = [value / fit for value, fit in fits if fit > 0]
+            self._pace = median(ratios) if len(ratios) >= _FIRST_SAMPLES else 1.0
+        return self._pace
 
     @property
     def coefficients(self) -> tuple[float, ...]:
         if self._solved is None:
             self._solved = self._solve()
         return self._solved
-
-    @property
-    def paced_coefficients(self) -> tuple[float, ...]:
-        pace = self.pace
-        return tuple(pace * coefficient for coefficient in self.coefficients)
 
     def value(self, row: Sequence[float]) -> float:
         return self.pace * self._fit(row)

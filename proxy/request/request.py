@@ -84,9 +84,6 @@ _OWNER_MAX_CHARACTERS: Final = 64
 _OURS: Final = frozenset({"id_slot", KEEP_ALIVE})
 _WITH_FORMAT: Final = frozenset({EndpointKind.CHAT, EndpointKind.RESPONSES})
 
-# The limit of an answer in each API.
-_ANSWER_LIMITS: Final = ("max_tokens", "max_completion_tokens", "n_predict", "max_output_tokens")
-
 
 # Not frozen: that would take nine microseconds for each request.
 @dataclass(slots=True)
@@ -142,14 +139,6 @@ class ProxyRequest:
     def gathers(self) -> bool:
         """Whether it gathers with other batch requests; a forwarded one has done so before."""
         return self.priority == "batch" and self.kind.takes_slot and not self.is_from_proxy
-
-    @property
-    def answer_limit(self) -> int | None:
-        """The most tokens that the answer may have; None: the client sets no limit."""
-        for name in _ANSWER_LIMITS:
-            if type(limit := self.json.get(name)) is int and limit > 0:
-                return limit
-        return None
 
 
 def client_of(request: web.BaseRequest) -> str:

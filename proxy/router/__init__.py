@@ -2,5 +2,5 @@
 
 `router` (`Router`, the face), `lease` (`Lease`, `RoutingTarget`, `RouterSignals`), `registry`,
 `model_queue`, `queue`, `candidates` (the policies), `slots`, `slot_saver`, `engine_faults`,
-`batch_queue`, `estimator` with `forecast`, `workload` and `measures`.
+`batch_queue`, `estimator`.
 """

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import InitVar, dataclass, field
@@ -39,7 +38,6 @@ from proxy.observe.cache_finding import CacheFinding, Tier
 from proxy.observe.record import InFlight, InFlightRequest
 from proxy.request.request import ProxyRequest
 from proxy.request.variants import MARK
-from proxy.router.measures import Finished
 from proxy.upstream.upstream import DecodeLatency, Rates, Timings, Upstream
 
 # A prompt of up to this many tokens takes about one pass.
@@ -178,10 +176,6 @@ class InstanceStats:
     weight: Weight = EQUAL
 
 
-# More than may have overlapped the latest response.
-_FINISHED_MAX: Final = 32
-
-
 @dataclass(slots=True, eq=False)
 class RoutingTarget:
     """An instance as the router sees it: its address, its requests, and its slots in use.
@@ -203,9 +197,6 @@ class RoutingTarget:
     bytes_received: int = 0  # Bytes of responses to requests that are over.
     in_flight: InFlight[Lease] = field(default_factory=InFlight)
     leases: list[Lease] = field(default_factory=list)
-    # Its latest responses; estimates learn from the last `unlearned` of them.
-    finished: deque[Finished] = field(default_factory=lambda: deque(maxlen=_FINISHED_MAX))
-    unlearned: int = 0
     # Held for a chunk of a prompt, and for the pause after it.
     chunk_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     # Read lock: held while a slot of known number is prepared. Write lock: held by requests that

@@ -20,12 +20,10 @@ from proxy.cache.index import PrefixIndex
 from proxy.errors import ModelLoading, ProxyError, QueueFull, QueueTimeout, Unavailable
 from proxy.request.request import ProxyRequest
 from proxy.router.lease import Clock, Lease, RoutingTarget
-from proxy.router.measures import ModelMeasures, Span
 from proxy.router.queue import QueuedRequest, QueueStats, RequestQueue, SlotAssignment
 from proxy.router.registry import Instances
-from proxy.router.workload import WorkReader
 from proxy.settings import ProxySettings
-from proxy.upstream.upstream import Timings
+from proxy.upstream.upstream import Rates, Timings
 
 _RECHECK_MIN_S: Final = 0.001
 _RETRY_MAX_S: Final = 120
@@ -81,9 +79,9 @@ class ModelQueue:
         self._assignment = SlotAssignment(
             self._queue, instances, prefix_index, clock, self.assign_slots
         )
-        self.measures = ModelMeasures()
-        # Reads the work for estimates.
-        self.reader = WorkReader(self._assignment, self.measures)
+        self.times = self._assignment.times
+        # Those of the instance that responded last; they outlive it.
+        self.rates: Rates | None = None
         self._granted: dict[Lease, QueuedRequest] = {}
         self._recheck: asyncio.TimerHandle | None = None
 
@@ -204,9 +202,19 @@ class ModelQueue:
         return {(entry.request.client, entry.request.request_id): number for number, entry in order}
 
     @property
+    def waiting(self) -> int:
+        return self._queue.count
+
+    def place(self, queued: QueuedRequest) -> int:
+        """Return the place, from 0, that a request would have if it joined now."""
+        queued.new_tokens = self._assignment.new_tokens(queued)
+        in_queue = self._queue.order_with(queued, self._clock())
+        return [*self._assignment.order(in_queue)].index(queued)
+
+    @property
     def _expected_wait_s(self) -> float:
         slots = self._instances.of_model(self.model).slots
-        return self._assignment.times.wait_s(self._queue.count, slots)
+        return self.times.wait_s(self._queue.count, slots)
 
     # Instances.
 
@@ -221,7 +229,6 @@ class ModelQueue:
 
     def note_withdrawal(self, instance: RoutingTarget) -> None:
         """Put requests that were granted a slot of a withdrawn instance back into the queue."""
-        self.reader.learn(instance)
         for lease in tuple(instance.leases):
             if queued := self._granted.pop(lease, None):
                 for slot_lease in lease.slots:
@@ -275,11 +282,11 @@ class ModelQueue:
     def note_finished(self, lease: Lease, timings: Timings | None) -> None:
         instance, now_s = lease.instance, self._clock()
         timings = timings and with_times(timings, lease, now_s)
-        self._assignment.times.note(now_s - lease.began_at_s, timings)
+        self.times.note(now_s - lease.began_at_s, timings)
         if timings:
             sequences = (lease.sequences + len(instance.leases) + 1) // 2
-            instance.set_rates(instance.rates.after(timings, sequences, now_s))
-            keep_times(lease, timings, now_s)
+            self.rates = instance.rates.after(timings, sequences, now_s)
+            instance.set_rates(self.rates)
 
     # Granting slots.
 
@@ -300,24 +307,6 @@ class ModelQueue:
             self._granted[queued.lease] = queued
             queued.wake.set()
             self._queue.take(queued)
-
-
-def keep_times(lease: Lease, timings: Timings, now_s: float) -> None:
-    """Keep the times of a complete response, unless it came in chunks or has no token."""
-    first_s = lease.progress.first_token_at_s
-    if first_s is None or lease.chunked or lease.request.prompt is None:
-        return
-    decode_s, prompt_s = timings.decode_ms / 1000, timings.prompt_ms / 1000
-    if decode_s + prompt_s <= now_s - lease.began_at_s:
-        # The arrival times of events that come together are useless.
-        first_s = min(first_s, now_s - decode_s)
-    prompt_at_s = max(lease.began_at_s, first_s - prompt_s)
-    tokens = timings.prompt_tokens, timings.cached_tokens, timings.decoded_tokens
-    span = Span(prompt_at_s, first_s, now_s, *tokens)
-    overhead_s = prompt_at_s - lease.began_at_s if lease.sequences == 1 else None
-    instance = lease.instance
-    instance.finished.append((span, lease.request.answer_limit, overhead_s))
-    instance.unlearned += 1
 
 
 def with_times(timings: Timings, lease: Lease, now_s: float) -> Timings:

@@ -13,8 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-# llama-server's default. Source: common/common.h of llama.cpp, `n_batch`.
-BATCH_TOKENS: Final = 2048
 # The engine requires a Host, also over a unix socket.
 _UNIX_AUTHORITY = "localhost"
 
@@ -65,8 +63,6 @@ class Upstream:
     # Tokens of the sliding window that some layers keep of a conversation, so that it can continue
     # only from the end of its content; 0 if they keep all of it.
     window_tokens: int = 0
-    # The most tokens in one pass; llama-server's default if unknown.
-    batch_tokens: int = BATCH_TOKENS
     # Whether running streams have priority over the first token of others: it computes one prompt
     # at a time while it decodes.
     prefer_pure_decode: bool = False

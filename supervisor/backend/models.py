@@ -22,8 +22,7 @@ from typing import Final
 from proxy.common.background_tasks import FAILURES
 from proxy.errors import ModelFailed, Unavailable, UnknownModel
 from proxy.request.models import GpuUse, ModelInfo, ModelNames, OnLoad, do_nothing_on_load
-from proxy.router.forecast import LoadForecast
-from proxy.upstream.upstream import BATCH_TOKENS
+from proxy.router.estimator import LoadForecast
 from supervisor.builds.discover import runtime_metadata
 from supervisor.errors import CorralError, NoSuchModel
 from supervisor.events import LOAD_PROGRESS, Event, EventStream, Part
@@ -239,7 +238,6 @@ class LocalModels(Part):
             eviction.models,
             instances=len(found.replicas),
             slots=plan.slots if plan else 1,
-            batch_tokens=plan.batch_tokens if plan else BATCH_TOKENS,
             refusal=refusal and without_directories(refusal, [found.entry.path]),
         )
 

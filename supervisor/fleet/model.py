@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, Literal
 
 from proxy.request.models import GpuUse
-from proxy.upstream.upstream import BATCH_TOKENS, Upstream
+from proxy.upstream.upstream import Upstream
 from supervisor.engine.instance import Instance
 from supervisor.engine.launch import Launch
 from supervisor.engine.prompts import WarmPrompt
@@ -197,7 +197,6 @@ class Replica:
             gpu_layers=gpu_use([plan.estimate]).layers if plan else 0,
             trial_share=trial.share if trial else 0.0,
             resumable_prompts=plan.resumable_prompts if plan else 0,
-            batch_tokens=plan.batch_tokens if plan else BATCH_TOKENS,
             window_tokens=plan.window_tokens if plan else 0,
             prefer_pure_decode=self.planner.entry(snapshot.model).batching.prefer_pure_decode,
             cache_key="" if self.slots.reason else self.cache_key,

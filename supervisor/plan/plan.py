@@ -17,7 +17,6 @@ from typing import Final, Self
 from pydantic import Field, model_validator
 
 from proxy.common.toml_types import SettingsTable, Text
-from proxy.upstream.upstream import BATCH_TOKENS
 from supervisor.builds.discover import Device, Engine
 from supervisor.builds.help import Flags, FlagValue
 from supervisor.builds.installed import EngineField
@@ -138,12 +137,6 @@ class Plan:
     @property
     def is_speculative(self) -> bool:
         return self.memory_inputs.chosen.get("spec-type", "none") != "none"
-
-    @property
-    def batch_tokens(self) -> int:
-        """The most tokens of a pass; llama-server's default if the engine decides."""
-        size = self.memory_inputs.chosen.get("batch-size", BATCH_TOKENS)
-        return size if isinstance(size, int) and size > 0 else BATCH_TOKENS
 
     @property
     def resumable_prompts(self) -> int:

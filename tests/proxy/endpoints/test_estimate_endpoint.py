@@ -12,9 +12,9 @@ from support.upstream import Call
 
 from proxy.common.background_tasks import FAILURES
 from proxy.endpoints.prompts import estimate_json
-from proxy.router.estimator import Estimate, Estimator
-from proxy.router.forecast import EngineCosts, LoadForecast
-from proxy.router.measures import Finished, ModelMeasures, Span
+from proxy.router.estimator import Estimate, Estimator, LoadForecast
+from proxy.router.model_queue import ModelQueue
+from proxy.upstream.upstream import Rates
 
 URL = "/corral/v1/estimate"
 LONG = "word " * 800
@@ -32,9 +32,8 @@ async def answers(call: Call) -> None:
     await call.end()
 
 
-def slow() -> Finished:
-    """Return a response of an engine that takes a hundredth of a second for each token."""
-    return Span(0.0, 10.0, 10.5, 1000, 0, 10), None, 0.0
+# Of an engine that takes a hundredth of a second for each token of a prompt.
+SLOW = Rates(prefill_tps=100.0, answers=1)
 
 
 async def estimate(proxy: ProxyHarness, expected: int = 200, **members: Any) -> dict[str, Any]:
@@ -111,7 +110,7 @@ async def test_a_request_that_would_wait_too_long_is_refused_before_it_queues(
 ) -> None:
     await proxy.open()
     fake = await proxy.fake(answers)
-    proxy.router.queues["chat"].measures.note(slow())
+    proxy.router.queues["chat"].rates = SLOW
     headers = {"Prefer": "respond-async, wait=1"}
     async with proxy.http.post(
         "/v1/chat/completions",
@@ -162,7 +161,7 @@ class Forecaster:
 async def test_a_model_that_is_not_loaded_is_loaded_first(proxy: ProxyHarness) -> None:
     await proxy.open()
     proxy.loader.model_infos = [model_info("chat", "unloaded")]
-    proxy.router.queues["chat"].measures.note(slow())
+    proxy.router.queues["chat"].rates = SLOW
     forecast = LoadForecast(4.0, ("other",), slots=2)
     found = Estimator(proxy.router, Forecaster(forecast)).estimate(ask("hello"))
     assert found.first_token_s
@@ -195,30 +194,7 @@ async def test_a_fault_of_the_estimate_fails_no_request(
     await proxy.open()
     await proxy.fake(answers)
     monkeypatch.setattr(FAILURES, "counts", Counter())
-    monkeypatch.setattr(ModelMeasures, "costs", divided_by_zero)
+    monkeypatch.setattr(ModelQueue, "place", divided_by_zero)
     async with proxy.ask(stream=True) as response:
         assert b"[DONE]" in await response.read()
     await until(lambda: FAILURES.counts["estimate"] == 1)
-
-
-async def test_a_sampled_request_is_estimated_only_after_its_answer(
-    proxy: ProxyHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await proxy.open()
-    estimated: list[str] = []
-    costs = ModelMeasures.costs
-
-    def note_and_measure(measures: ModelMeasures) -> EngineCosts | None:
-        estimated.append("chat")
-        return costs(measures)
-
-    monkeypatch.setattr(ModelMeasures, "costs", note_and_measure)
-
-    async def expect_no_estimate(call: Call) -> None:
-        assert not estimated
-        await answers(call)
-
-    await proxy.fake(expect_no_estimate)
-    async with proxy.ask(stream=True) as response:
-        assert b"[DONE]" in await response.read()
-    await until(lambda: estimated == ["chat"])

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from proxy.router.measures import Correction
+from proxy.router.estimator import Correction
 
 
 def test_a_few_estimates_correct_nothing() -> None:

@@ -1,27 +1,12 @@
-"""What a finished request tells estimates."""
+"""The times of a finished request."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any, cast
 
-from proxy.router.measures import Finished, Span
-from proxy.router.model_queue import keep_times, with_times
+from proxy.router.model_queue import with_times
 from proxy.upstream.upstream import Timings
-
-
-def test_an_answer_whose_events_arrived_together_took_what_the_engine_says() -> None:
-    kept: list[Finished] = []
-    lease = SimpleNamespace(
-        progress=SimpleNamespace(first_token_at_s=9.9999),
-        chunked=False,
-        request=SimpleNamespace(prompt=object(), answer_limit=20),
-        began_at_s=9.0,
-        sequences=1,
-        instance=SimpleNamespace(finished=kept, unlearned=0),
-    )
-    keep_times(cast("Any", lease), Timings(1, 22, 125.0, 20, 500.0), 10.0)
-    assert kept == [(Span(9.375, 9.5, 10.0, 22, 1, 20), 20, 0.375)]
 
 
 def test_the_times_of_a_response_that_reports_tokens_alone_are_those_of_our_clock() -> None:

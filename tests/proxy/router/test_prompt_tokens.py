@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.router.measures import PromptLength, PromptTokens
+from proxy.router.estimator import PromptLength, PromptTokens
 from proxy.upstream.upstream import Timings
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from proxy.common.background_tasks import FAILURES
-from proxy.router.forecast import LoadForecast
+from proxy.router.estimator import LoadForecast
 from supervisor.backend import models
 from supervisor.backend.models import LocalModels
 from supervisor.events import EventStream
