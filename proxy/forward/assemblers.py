@@ -173,10 +173,11 @@ class _Choice:
         if text := delta.get("content") or piece.get("text"):
             self.content += text.encode()
             self.tokens += 1
-        if text := delta.get("reasoning_content"):
-            self.reasoning += text.encode()
-        for call in delta.get("tool_calls") or ():
-            self.calls.setdefault(call["index"], ToolCall()).add(call)
+        if len(delta) > 1 or not text:  # most pieces have nothing but content
+            if text := delta.get("reasoning_content"):
+                self.reasoning += text.encode()
+            for call in delta.get("tool_calls") or ():
+                self.calls.setdefault(call["index"], ToolCall()).add(call)
         self.finish_reason = piece.get("finish_reason") or self.finish_reason
 
     @property
