@@ -23,10 +23,15 @@ from proxy.batches.own_requests import OwnRequests
 from proxy.dashboard.dashboard import Dashboard
 from proxy.dashboard.host import DashboardHost
 from proxy.endpoints.feature import Core, Feature
-from proxy.endpoints.local import LocalEndpoints
+from proxy.endpoints.local import LocalEndpoints, WarmEndpoint
 from proxy.endpoints.prometheus import Metrics
-from proxy.endpoints.prompts import EstimateEndpoint, WarmEndpoint
-from proxy.endpoints.requests import Requests, RequestsEndpoint, UsageEndpoint, UsageReader
+from proxy.endpoints.requests import (
+    EstimateEndpoint,
+    Requests,
+    RequestsEndpoint,
+    UsageEndpoint,
+    UsageReader,
+)
 from proxy.forward.forward import Forward
 from proxy.forward.inspection import CapturePoint
 from proxy.http.body import Bodies

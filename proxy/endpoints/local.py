@@ -1,4 +1,4 @@
-"""`/health`, `/v1/models`, and the endpoints of slots, batches, prefixes and metrics.
+"""`/health`, `/v1/models`, and the endpoints of slots, batches, prefixes, metrics and warming.
 
 An entry of the list of models has OpenAI's and Anthropic's members, and those that editors and chat
 clients read from local servers; no client library rejects the others' members.
@@ -8,26 +8,50 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from http import HTTPStatus
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import web
 from prometheus_client import Metric
 
 from proxy.auth.access import PREFIXES
 from proxy.auth.api_keys import KEY, LIVE, visible_client
+from proxy.cache.miss_cause import client_hash
+from proxy.cache.prompt import BLOCK_TOKENS, Prompt, read_prompt
 from proxy.common.headers import HOP
 from proxy.endpoints.feature import Core, Feature
 from proxy.endpoints.slots import engine_list, engine_slot, has_idle, overview
-from proxy.errors import ModelLoading, NoModelServes, ProxyError, Unavailable
+from proxy.errors import (
+    Forbidden,
+    ModelLoading,
+    NoModelServes,
+    ProxyError,
+    TooManyRequests,
+    Unavailable,
+)
 from proxy.http.api_formats import error_response
-from proxy.http.middleware import PATH_ID, Routes, json_response
-from proxy.request.models import ModelInfo, ModelNames, client_models, with_variants
+from proxy.http.body import Share, read_members
+from proxy.http.middleware import ACCESS_RECORD, PATH_ID, Routes, json_response
+from proxy.observe.record import InFlightRequest
+from proxy.request.limits import check
+from proxy.request.models import (
+    ModelInfo,
+    ModelNames,
+    PromptWarmer,
+    ResolvedModel,
+    client_models,
+    with_variants,
+)
+from proxy.request.request import cache_owner, client_of
+from proxy.request.variants import with_adapter
 from proxy.router.batch_queue import BatchQueue, metrics_of
-from proxy.router.lease import InstanceStats
+from proxy.router.lease import InstanceStats, SlotUse, Tokens
+from proxy.upstream.endpoint_kinds import EndpointKind
 
 HEALTHY: Final = MappingProxyType({"status": "ok"})
 _STATES: Final = ("loaded", "loading", "unloaded", "failed")
@@ -262,3 +286,89 @@ class LocalEndpoints(Feature):
         model_infos = self._model_infos(request)
         name = request.query.get("model")
         return [ModelNames(model_infos).resolve(name).model_info] if name else model_infos
+
+
+_RETRY_AFTER_S: Final = 5
+
+
+class WarmEndpoint(Feature):
+    """Prefills a prompt, given as a chat request.
+
+    It loads no model, reaches no other machine, and changes only caches. One prompt at a time is
+    prefilled per model, while no client needs its instances; it stops if its client disconnects.
+    """
+
+    def __init__(self, core: Core, warmer: PromptWarmer) -> None:
+        self._core = core
+        self._warmer = warmer
+        self._prefilling: set[str] = set()
+
+    def add_routes(self, routes: Routes) -> None:
+        routes.add("/corral/v1/models/{id}/warm", post=self.answer)
+
+    async def answer(self, request: web.BaseRequest) -> web.Response:
+        """Answer with the tokens that each instance prefilled.
+
+        Raises:
+            UnknownModel: No model here has the name.
+            LimitExceeded: The prompt exceeds the limits of an engine.
+            TooManyRequests: A prompt is already being prefilled for the model, or the key has used
+                up its tokens.
+            ContextTooLong: The prompt is longer than the key permits.
+            ProxyError: See `PromptWarmer.warm` and `read_body`.
+        """
+        key = request[KEY]
+        names = self._core.loader.names().local.visible(key.models if key else None)
+        pick = names.resolve(request[PATH_ID])
+        in_flight = InFlightRequest(self._core.server_state.in_flight)
+        with in_flight, self._core.bodies.share(client_of(request)) as share:
+            return await self._read(request, pick, share)
+
+    async def _read(
+        self, request: web.BaseRequest, pick: ResolvedModel, share: Share
+    ) -> web.Response:
+        members = await read_members(request, share)
+        if pick.variant:
+            members = pick.variant.apply_to(members)
+        if adapters := pick.model_info.adapters:
+            members = with_adapter(members, adapters, pick.adapter)
+        check(EndpointKind.CHAT, members, share.settings.limits)
+        model = pick.model_info.id
+        if model in self._prefilling:
+            message = f"{model} is already prefilling a prompt; retry later"
+            raise TooManyRequests(message, _RETRY_AFTER_S)
+        client, prompt = client_of(request), read_prompt(EndpointKind.CHAT, model, members)
+        if cache_owner(request, share.settings).is_alone:
+            raise Forbidden(
+                'keys prefill no prompts where share_caches under [proxy] is "key": all keys '
+                "could use them; send the prompt as a chat instead"
+            )
+        self._prefilling.add(model)
+        try:
+            with self._reserve_tokens(client, prompt, members):
+                warmed = await self._warmer.warm(model, members)
+        finally:
+            self._prefilling.discard(model)
+        for result in warmed:
+            tokens = Tokens(result.tokens, result.cached_tokens, 1)
+            self._core.router.charge(SlotUse(client, model, result.instance, tokens, 0.0))
+        record = request[ACCESS_RECORD]
+        record.client, record.path, record.model = client, request.path, model
+        record.kind, record.priority, record.status = EndpointKind.CHAT, "batch", HTTPStatus.OK
+        if prompt and visible_client(request) is not None:
+            most = BLOCK_TOKENS * self._core.router.cache.recent.own_blocks(
+                client_hash(model, client), prompt
+            )
+            warmed = [result.with_cached(most) for result in warmed]
+        data = [
+            {"instance": result.instance, "tokens": result.tokens, "cached": result.cached_tokens}
+            for result in warmed
+        ]
+        return json_response({"data": data})
+
+    def _reserve_tokens(
+        self, client: str, prompt: Prompt | None, members: Mapping[str, Any]
+    ) -> AbstractContextManager[object]:
+        if (key := self._core.admission.keys.limited.get(client)) is None:
+            return nullcontext()
+        return self._core.admission.tokens.reserve(key, prompt.tokens if prompt else 0, members)

@@ -1,24 +1,30 @@
-"""`/corral/v1/requests` and `/corral/v1/usage`: clients see their own, admins all.
+"""`/corral/v1/requests`, `/corral/v1/usage` and `/corral/v1/estimate`.
 
-Requests are in flight or past. Without API keys, the usage is that of all clients.
+Requests are in flight or past; clients see their own, admins all. Without API keys, the usage is
+that of all clients. An estimate gives the time to a request's first token, without sending it: its
+body is a chat, a text completion, or a request of Anthropic's or the Responses API.
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
+from http import HTTPStatus
 from typing import Any, Final, Protocol
 
 from aiohttp import web
+from prometheus_client import Metric
 
 from proxy.auth.api_keys import visible_client
+from proxy.common.headers import RESPONSE_HEADERS
 from proxy.endpoints.feature import Core, Feature
 from proxy.endpoints.slots import decode_rate
 from proxy.errors import BadRequest, NotFound, RequestCancelled, Unavailable
-from proxy.http.middleware import PATH_ID, Routes, json_response
+from proxy.http.body import Share, check_complexity, members_of, read_body
+from proxy.http.middleware import ACCESS_RECORD, PATH_ID, Routes, json_response
 from proxy.observe.explanation import explain, own_figures
 from proxy.observe.past import (
     Conversations,
@@ -30,8 +36,12 @@ from proxy.observe.past import (
     past_query,
 )
 from proxy.observe.record import AccessRecord, InFlightRequest, ServerState
+from proxy.request.models import client_names
+from proxy.request.request import ProxyRequest, cache_owner, client_of, complete, json_request
+from proxy.router.estimator import Estimate, Estimator
 from proxy.router.lease import InstanceStats, LeaseStats
 from proxy.router.router import Router
+from proxy.upstream.endpoint_kinds import EndpointKind
 
 
 def snapshot(
@@ -278,3 +288,79 @@ class UsageEndpoint(Feature):
             given["key"] = client
         found = await self._reader.usage(**given)
         return json_response({"usage": list(found)})
+
+
+_ESTIMATE: Final = "/corral/v1/estimate"
+_ANTHROPIC: Final = "anthropic-version"
+
+
+class EstimateEndpoint(Feature):
+    def __init__(self, core: Core, estimator: Estimator) -> None:
+        self._core = core
+        self._estimator = estimator
+
+    def add_routes(self, routes: Routes) -> None:
+        routes.add(_ESTIMATE, post=self.answer)
+
+    def metrics(self) -> Iterable[Metric]:
+        return self._estimator.collect()
+
+    async def answer(self, request: web.BaseRequest) -> web.Response:
+        """Answer with the estimate; raises like `proxy.request.request.read_request`."""
+        in_flight = InFlightRequest(self._core.server_state.in_flight)
+        with in_flight, self._core.bodies.share(client_of(request)) as share:
+            proxy_request = await self._read(request, share)
+        record = request[ACCESS_RECORD]
+        record.client, record.path = proxy_request.client, request.path
+        record.model, record.kind = proxy_request.model, proxy_request.kind
+        record.status = HTTPStatus.OK
+        is_own = visible_client(request) is not None
+        found = self._estimator.estimate(proxy_request, is_own=is_own)
+        names = client_names(self._core.loader, request)
+        return json_response(estimate_json(found, lambda model: names.get(model) is not None))
+
+    async def _read(self, request: web.BaseRequest, share: Share) -> ProxyRequest:
+        body = await read_body(request, share)
+        await check_complexity(body, share)
+        names, named = client_names(self._core.loader, request), request.query.get("model")
+        owner = cache_owner(request, share.settings)
+
+        def read() -> ProxyRequest:
+            kind = _kind(members_of(body), request.headers)
+            return json_request(body, kind, named, names, share.settings, owner)
+
+        found = await share.run(len(body), read)
+        complete(found, request, request[RESPONSE_HEADERS]["X-Request-Id"], _ESTIMATE)
+        return found
+
+
+def _kind(members: Mapping[str, Any], headers: Mapping[str, str]) -> EndpointKind:
+    """Return the kind of request that a body is for; raise BadRequest if it is none."""
+    if "messages" in members:
+        is_anthropic = "system" in members or _ANTHROPIC in headers
+        return EndpointKind.MESSAGES if is_anthropic else EndpointKind.CHAT
+    if "prompt" in members:
+        return EndpointKind.COMPLETION
+    if "input" in members:
+        return EndpointKind.RESPONSES
+    raise BadRequest("the body has neither messages nor a prompt; send that of a chat")
+
+
+def estimate_json(estimate: Estimate, is_visible: Callable[[str], bool]) -> dict[str, object]:
+    load = estimate.load
+    return {
+        "model": estimate.model,
+        "instance": estimate.instance,
+        "prompt_tokens": estimate.prompt_tokens,
+        "cached_tokens": estimate.prompt_tokens - estimate.new_tokens,
+        "queue_s": _round_seconds(estimate.queue_s),
+        "must_load": not estimate.is_loaded,
+        "load_s": 0.0 if estimate.is_loaded else _round_seconds(load.in_s) if load else None,
+        "evicts": list(filter(is_visible, load.evicts)) if load else [],
+        "refusal": load.refusal if load else None,
+        "first_token_s": _round_seconds(estimate.first_token_s),
+    }
+
+
+def _round_seconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)

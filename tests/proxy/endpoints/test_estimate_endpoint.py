@@ -11,7 +11,7 @@ from support.requests import ask
 from support.upstream import Call
 
 from proxy.common.background_tasks import FAILURES
-from proxy.endpoints.prompts import estimate_json
+from proxy.endpoints.requests import estimate_json
 from proxy.router.estimator import Estimate, Estimator, LoadForecast
 from proxy.router.model_queue import ModelQueue
 from proxy.upstream.upstream import Rates
