@@ -67,9 +67,10 @@ class CacheKey:
     def slots(self) -> int | None:
         """The number of slots if each has a cache of its own and files can be rewritten, or None.
 
-        Files cannot be rewritten with a recurrent state of unknown size.
+        Files cannot be rewritten with a recurrent state of unknown size, or beside a window.
         """
-        if _OWN_CACHES not in self.options or self.state_bytes is None:
+        is_opaque = self.state_bytes is None or (self.state_bytes and self.has_window)
+        if _OWN_CACHES not in self.options or is_opaque:
             return None
         words = (option.split() for option in self.options)
         return next((int(word[1]) for word in words if word[0] == _SLOTS), None)
@@ -86,7 +87,7 @@ class CacheKey:
 
     @property
     def has_window(self) -> bool:
-        """Whether a file has two caches, of layers without and with a sliding window."""
+        """Whether a file may have two caches, of layers without and with a sliding window."""
         return bool(self.window) or _FULL_WINDOW in self.options
 
     @property

@@ -229,8 +229,8 @@ def rewrite(
     """Rewrite a slot file of an engine with `before` slots into `target`, for one with `after`.
 
     Both numbers are at least 1. `state_bytes` is the size of the recurrent state without its head,
-    0 if the model has none; `has_window`: it has two caches. Raises InvalidSlotFile: it has no such
-    state; OSError: the disk refused.
+    0 if the model has none; `has_window`: it may have two caches. Raises InvalidSlotFile: it has no
+    such state; OSError: the disk refused.
     """
     with source.open("rb") as read, target.open("xb") as write:
         target.chmod(0o600)
@@ -285,7 +285,9 @@ def extend_window(path: Path) -> None:
     it has no two caches.
     """
     with path.open("r+b") as file:
-        _, cache = _caches(file, state_offset(path))
+        *others, cache = _caches(file, state_offset(path))
+        if not others:
+            raise InvalidSlotFile("it has no cache of a window")
         file.seek(cache.begin)
         content = file.read()
         described = range(_U32.size, _U32.size + cache.cells * cache.cell_bytes, cache.cell_bytes)
@@ -323,15 +325,17 @@ class _Cache(NamedTuple):
     tensors: tuple[_Tensor, ...]
 
 
-def _caches(read: BinaryIO, begin: int) -> tuple[_Cache, _Cache]:
-    """Return the two caches of a model with a window; raises InvalidSlotFile."""
+def _caches(read: BinaryIO, begin: int) -> list[_Cache]:
+    """Return the caches in a file: two with a window, otherwise one. Raises InvalidSlotFile."""
     size_bytes = read.seek(0, os.SEEK_END)
     for cell_bytes, head_bytes in itertools.product(_CELL_BYTES, _DATA_HEAD_BYTES):
         with suppress(InvalidSlotFile):
             read.seek(begin)
-            caches = tuple(_cache(read, cell_bytes, head_bytes) for _ in range(2))
+            caches = [_cache(read, cell_bytes, head_bytes)]
+            if read.tell() < size_bytes:
+                caches.append(_cache(read, cell_bytes, head_bytes))
             if read.tell() == size_bytes:
-                return caches[0], caches[1]
+                return caches
     raise InvalidSlotFile("its state has an unknown layout")
 
 

@@ -96,11 +96,21 @@ def test_a_recurrent_state_of_unknown_size_fits_the_same_slots_only() -> None:
     assert not one.fits(other)
 
 
+def test_a_recurrent_state_beside_a_window_fits_the_same_slots_only() -> None:
+    few, many = (
+        CacheKey("model", "b10434", (f"--parallel {n}", *OWN[1:]), 16, window=64) for n in (2, 4)
+    )
+    assert few.fits(few)
+    assert not few.fits(many)
+
+
+@pytest.mark.parametrize("flags", [{}, {"swa-full": True}], ids=["usual", "swa-full"])
 @pytest.mark.parametrize(("before", "id_slot", "after"), [(2, 1, 8), (4, 3, 2), (4, 0, 1)])
 async def test_a_conversation_continues_from_its_cache_with_other_slots(
-    tiny_model: Path, runtime: Path, before: int, id_slot: int, after: int
+    tiny_model: Path, runtime: Path, before: int, id_slot: int, after: int, flags: dict[str, bool]
 ) -> None:
-    first = FleetHarness(runtime, tiny_model, {"parallel": before, "ctx-size": 2048 * before})
+    sizes = {"parallel": before, "ctx-size": 2048 * before}
+    first = FleetHarness(runtime, tiny_model, {**flags, **sizes})
     question = {"role": "user", "content": LONG}
     async with first.up():
         said, _ = await first.ask([question], id_slot)
@@ -108,7 +118,8 @@ async def test_a_conversation_continues_from_its_cache_with_other_slots(
         await first.save()
         expected, _ = await first.ask(turn, id_slot)
 
-    second = FleetHarness(runtime, tiny_model, {"parallel": after, "ctx-size": 2048 * after})
+    sizes = {"parallel": after, "ctx-size": 2048 * after}
+    second = FleetHarness(runtime, tiny_model, {**flags, **sizes})
     async with second.up():
         found, timings = await second.ask(turn)
     assert timings["cache_n"] > 600
