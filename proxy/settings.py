@@ -60,52 +60,54 @@ _Limit = Annotated[int, Field(ge=1, le=_INT32_MAX)]
 class RequestLimits(SettingsTable):
     """`[proxy.limits]`: how much work one request can cause in an engine; more gets 400."""
 
-    grammar_bytes: _Limit = Field(65_536, description="characters of a grammar")
-    grammar_depth: _Limit = Field(
-        128, description="nested parentheses in a grammar or a regular expression"
-    )
-    grammar_rules: _Limit = Field(4096, description="rules of a grammar")
-    grammar_alternatives: _Limit = Field(
-        2000, description="alternatives of a grammar or of a regular expression"
-    )
-    grammar_stacks: _Limit = Field(
-        1000, description="parse states that an engine follows at once, in a grammar or a schema"
-    )
-    grammar_optionals: _Limit = Field(
-        64,
-        description="consecutive optional or repeated parts in a grammar or a regular expression",
-    )
-    pattern_bytes: _Limit = Field(
-        16_384, description="characters of all regular expressions together"
-    )
-    schema_values: _Limit = Field(50_000, description="values in all JSON schemas together")
-    schema_depth: _Limit = Field(128, description="levels of JSON in a schema")
-    schema_optional: _Limit = Field(
-        300, description="properties of one object of a schema that are not required"
-    )
-    schema_choices: _Limit = Field(
-        2000, description="entries of one list in a schema, such as enum"
-    )
-    triggers: _Limit = Field(1024, description="grammar triggers, and preserved tokens")
-    trigger_patterns: Annotated[int, Field(ge=0, le=_INT32_MAX)] = Field(
-        0,
-        description="regular expressions among grammar triggers; some block an engine for minutes",
-    )
-    stop: _Limit = Field(256, description="stop texts")
-    logit_bias: _Limit = Field(10_000, description="entries of logit_bias")
-    text_chars: _Limit = Field(
-        4096, description="characters of one such string, trigger or sequence breaker"
-    )
-    n_predict: _Limit = Field(_INT32_MAX, description="tokens of a response")
-    last_n: _Limit = Field(2**20, description="tokens that penalties cover")
-    dry_sequence_breakers: _Limit = Field(64, description="DRY sequence breakers")
-    samplers: _Limit = Field(64, description="samplers")
-    lora: _Limit = Field(64, description="LoRA adapters")
-    prompts: _Limit = Field(2048, description="prompts of one request")
-    answers: _Limit = Field(64, description="choices of one request (n)")
-    n_probs: _Limit = Field(
-        1000, description="tokens whose probabilities are returned at each position"
-    )
+    grammar_bytes: _Limit = 65_536
+    """characters of a grammar"""
+    grammar_depth: _Limit = 128
+    """nested parentheses in a grammar or a regular expression"""
+    grammar_rules: _Limit = 4096
+    """rules of a grammar"""
+    grammar_alternatives: _Limit = 2000
+    """alternatives of a grammar or of a regular expression"""
+    grammar_stacks: _Limit = 1000
+    """parse states that an engine follows at once, in a grammar or a schema"""
+    grammar_optionals: _Limit = 64
+    """consecutive optional or repeated parts in a grammar or a regular expression"""
+    pattern_bytes: _Limit = 16_384
+    """characters of all regular expressions together"""
+    schema_values: _Limit = 50_000
+    """values in all JSON schemas together"""
+    schema_depth: _Limit = 128
+    """levels of JSON in a schema"""
+    schema_optional: _Limit = 300
+    """properties of one object of a schema that are not required"""
+    schema_choices: _Limit = 2000
+    """entries of one list in a schema, such as enum"""
+    triggers: _Limit = 1024
+    """grammar triggers, and preserved tokens"""
+    trigger_patterns: Annotated[int, Field(ge=0, le=_INT32_MAX)] = 0
+    """regular expressions among grammar triggers; some block an engine for minutes"""
+    stop: _Limit = 256
+    """stop texts"""
+    logit_bias: _Limit = 10_000
+    """entries of logit_bias"""
+    text_chars: _Limit = 4096
+    """characters of one such string, trigger or sequence breaker"""
+    n_predict: _Limit = _INT32_MAX
+    """tokens of a response"""
+    last_n: _Limit = 2**20
+    """tokens that penalties cover"""
+    dry_sequence_breakers: _Limit = 64
+    """DRY sequence breakers"""
+    samplers: _Limit = 64
+    """samplers"""
+    lora: _Limit = 64
+    """LoRA adapters"""
+    prompts: _Limit = 2048
+    """prompts of one request"""
+    answers: _Limit = 64
+    """choices of one request (n)"""
+    n_probs: _Limit = 1000
+    """tokens whose probabilities are returned at each position"""
 
     def enforce(self, member: str, unit: str, amount: float, setting: str) -> None:
         """Raise LimitExceeded if a member of the body has more `unit`s than a limit.
@@ -158,35 +160,22 @@ class BatchConfig:
 class BatchSettings(SettingsTable):
     """`[proxy.batch]`: how requests of priority batch gather."""
 
-    preset: Literal["default", "low_latency", "high_throughput"] = Field(
-        "default", description="values of those below that are not set"
-    )
-    window_ms: int | None = Field(
-        None,
-        ge=0,
-        le=60_000,
-        description="milliseconds that a batch request waits for others; unset: 50, 5 or 100 by "
-        "the preset",
-    )
-    min_batch: _Requests = Field(
-        None, description="fewer requests run singly; unset: 4, 2 or 8 by the preset"
-    )
-    optimal_batch: _Requests = Field(
-        None, description="this many requests wait for no more; unset: 32, 8 or 32 by the preset"
-    )
-    max_batch: _Requests = Field(
-        None, description="most requests of one batch; unset: 64, 16 or 128 by the preset"
-    )
-    queue_size: _Requests = Field(
-        None,
-        description="batch requests of a client for one model that may wait, and prompts of one "
-        "request; more get 429; unset: 1024, 512 or 2048 by the preset",
-    )
-    gpu_threshold: _Requests = Field(
-        None,
-        description="batch_threshold of /v1/gpu/status; an engine uses its GPU for batches of any "
-        "size; unset: 32",
-    )
+    preset: Literal["default", "low_latency", "high_throughput"] = "default"
+    """values of those below that are not set"""
+    window_ms: int | None = Field(None, ge=0, le=60_000)
+    """milliseconds that a batch request waits for others; unset: 50, 5 or 100 by the preset"""
+    min_batch: _Requests = None
+    """fewer requests run singly; unset: 4, 2 or 8 by the preset"""
+    optimal_batch: _Requests = None
+    """this many requests wait for no more; unset: 32, 8 or 32 by the preset"""
+    max_batch: _Requests = None
+    """most requests of one batch; unset: 64, 16 or 128 by the preset"""
+    queue_size: _Requests = None
+    """batch requests of a client for one model that may wait, and prompts of one request; more get
+    429; unset: 1024, 512 or 2048 by the preset"""
+    gpu_threshold: _Requests = None
+    """batch_threshold of /v1/gpu/status; an engine uses its GPU for batches of any size; unset:
+    32"""
 
     @property
     def config(self) -> BatchConfig:
@@ -210,19 +199,13 @@ class BatchSettings(SettingsTable):
 class OllamaSettings(SettingsTable):
     """`[proxy.ollama]`: Ollama's API under /api, for clients that know no other API."""
 
-    enabled: bool = Field(
-        default=False, description="whether the address of the proxy has Ollama's API as well"
-    )
-    listen: Address | None = Field(
-        None,
-        description="HOST:PORT of a second address, with Ollama's API and all others; "
-        "Ollama's own is 127.0.0.1:11434",
-    )
-    manage_models: bool = Field(
-        default=False,
-        description="whether clients of Ollama's API may download and delete models "
-        "(/api/pull, /api/delete)",
-    )
+    enabled: bool = False
+    """whether the address of the proxy has Ollama's API as well"""
+    listen: Address | None = None
+    """HOST:PORT of a second address, with Ollama's API and all others; Ollama's own is
+    127.0.0.1:11434"""
+    manage_models: bool = False
+    """whether clients of Ollama's API may download and delete models (/api/pull, /api/delete)"""
 
     @property
     def is_on(self) -> bool:
@@ -232,40 +215,27 @@ class OllamaSettings(SettingsTable):
 class StoredResponseSettings(SettingsTable):
     """`[proxy.stored_responses]`: conversations of the Responses API that the proxy remembers."""
 
-    enabled: bool = Field(
-        default=False,
-        description="whether responses are kept in memory for previous_response_id and "
-        "GET /v1/responses/{id}, for the API key that created them",
-    )
-    max_count: int = Field(
-        10_000, ge=1, le=10_000_000, description="most stored responses; the oldest go first"
-    )
-    max_bytes: int = Field(
-        64 * 1024**2,
-        ge=1024**2,
-        le=1024**4,
-        description="memory for stored responses and their requests, in bytes",
-    )
-    keep_s: int = Field(
-        86_400, ge=1, le=10 * 365 * 86_400, description="seconds until a response is deleted"
-    )
+    enabled: bool = False
+    """whether responses are kept in memory for previous_response_id and GET /v1/responses/{id}, for
+    the API key that created them"""
+    max_count: int = Field(10_000, ge=1, le=10_000_000)
+    """most stored responses; the oldest go first"""
+    max_bytes: int = Field(64 * 1024**2, ge=1024**2, le=1024**4)
+    """memory for stored responses and their requests, in bytes"""
+    keep_s: int = Field(86_400, ge=1, le=10 * 365 * 86_400)
+    """seconds until a response is deleted"""
 
 
 class TlsSettings(SettingsTable):
     """`[proxy.tls]`: clients connect by https; TLS 1.2 at least."""
 
-    cert: ExpandedPath = Field(
-        description="PEM file of the certificate, then its intermediate ones; new connections use "
-        "a changed file"
-    )
-    key: ExpandedPath = Field(
-        description="PEM file of its key without a passphrase, readable by this user alone"
-    )
-    client_ca: ExpandedPath | None = Field(
-        None,
-        description="PEM file of CA certificates; clients need a certificate of one; "
-        "unset: clients need none",
-    )
+    cert: ExpandedPath
+    """PEM file of the certificate, then its intermediate ones; new connections use a changed
+    file"""
+    key: ExpandedPath
+    """PEM file of its key without a passphrase, readable by this user alone"""
+    client_ca: ExpandedPath | None = None
+    """PEM file of CA certificates; clients need a certificate of one; unset: clients need none"""
 
     @property
     def files(self) -> tuple[ExpandedPath, ...]:
@@ -284,23 +254,14 @@ def _endpoint(url: str) -> str:
 class TracingSettings(SettingsTable):
     """`[proxy.tracing]`: OpenTelemetry, which the extra `otel` installs."""
 
-    endpoint: Annotated[Text, AfterValidator(_endpoint)] | None = Field(
-        None,
-        description="base URL of an OTLP collector that gets a trace of each request, such as "
-        "http://127.0.0.1:4318; unset: OTEL_EXPORTER_OTLP_ENDPOINT, or no traces",
-    )
-    service_name: Text | None = Field(
-        None,
-        min_length=1,
-        description="service.name of the traces; unset: OTEL_SERVICE_NAME, or llama-corral",
-    )
-    sample_ratio: float | None = Field(
-        None,
-        ge=0,
-        le=1,
-        description="share of the requests without a client's trace that get one; unset: "
-        "OTEL_TRACES_SAMPLER, or all",
-    )
+    endpoint: Annotated[Text, AfterValidator(_endpoint)] | None = None
+    """base URL of an OTLP collector that gets a trace of each request, such as
+    http://127.0.0.1:4318; unset: OTEL_EXPORTER_OTLP_ENDPOINT, or no traces"""
+    service_name: Text | None = Field(None, min_length=1)
+    """service.name of the traces; unset: OTEL_SERVICE_NAME, or llama-corral"""
+    sample_ratio: float | None = Field(None, ge=0, le=1)
+    """share of the requests without a client's trace that get one; unset: OTEL_TRACES_SAMPLER, or
+    all"""
 
 
 class JobSettings(SettingsTable):
@@ -309,41 +270,23 @@ class JobSettings(SettingsTable):
     Source of the first two and of `keep_files_s`: OpenAI's API reference, files and batches.
     """
 
-    max_file_bytes: int = Field(
-        200 * 1000**2, ge=1024, le=2**40, description="largest file of requests, in bytes"
-    )
-    max_lines: int = Field(
-        50_000, ge=1, le=10_000_000, description="most lines of a file of requests"
-    )
-    max_line_bytes: int = Field(
-        16 * 1024**2, ge=1024, le=2**30, description="longest line of a file of requests, in bytes"
-    )
-    total_bytes: int = Field(
-        8 * 1024**3,
-        ge=1024**2,
-        le=2**50,
-        description="disk space for all files and results, in bytes; files may take three quarters "
-        "of it",
-    )
-    max_jobs: int = Field(
-        64, ge=1, le=10_000, description="batches of one API key that have not ended; more get 429"
-    )
-    max_in_flight: int = Field(
-        64, ge=1, le=10_000, description="lines of all batches that one model computes at once"
-    )
-    max_attempts: int = Field(
-        5,
-        ge=1,
-        le=100,
-        description="attempts at a line that fails with 500, 502 or 504 before the failure is its "
-        "result; waits for a slot or a model do not count",
-    )
-    keep_files_s: int = Field(
-        30 * 86_400,
-        ge=3600,
-        le=10 * 365 * 86_400,
-        description="seconds until a file is deleted, results included",
-    )
+    max_file_bytes: int = Field(200 * 1000**2, ge=1024, le=2**40)
+    """largest file of requests, in bytes"""
+    max_lines: int = Field(50_000, ge=1, le=10_000_000)
+    """most lines of a file of requests"""
+    max_line_bytes: int = Field(16 * 1024**2, ge=1024, le=2**30)
+    """longest line of a file of requests, in bytes"""
+    total_bytes: int = Field(8 * 1024**3, ge=1024**2, le=2**50)
+    """disk space for all files and results, in bytes; files may take three quarters of it"""
+    max_jobs: int = Field(64, ge=1, le=10_000)
+    """batches of one API key that have not ended; more get 429"""
+    max_in_flight: int = Field(64, ge=1, le=10_000)
+    """lines of all batches that one model computes at once"""
+    max_attempts: int = Field(5, ge=1, le=100)
+    """attempts at a line that fails with 500, 502 or 504 before the failure is its result; waits
+    for a slot or a model do not count"""
+    keep_files_s: int = Field(30 * 86_400, ge=3600, le=10 * 365 * 86_400)
+    """seconds until a file is deleted, results included"""
 
 
 Fallbacks = Annotated[tuple[Text, ...], Field(min_length=1, max_length=8)]
@@ -353,164 +296,84 @@ Policy = Literal["affinity", "least-busy", "round-robin"]
 class ProxySettings(SettingsTable):
     """`[proxy]`: the address for clients, and limits on their requests."""
 
-    listen: Address = Field(
-        "127.0.0.1:8080", description="HOST:PORT that clients connect to; port 0 takes any free one"
-    )
-    max_body_bytes: int = Field(
-        16 * 1024**2,
-        ge=1024,
-        le=4 * 1024**3,
-        description="largest request body, in bytes, decompressed; "
-        "raise it for large images or audio",
-    )
-    max_body_ratio: float = Field(
-        100,
-        ge=1,
-        le=10_000,
-        description="largest ratio of a request body's decompressed to its compressed size",
-    )
-    max_body_values: int = Field(
-        500_000,
-        ge=1000,
-        le=100_000_000,
-        description="most values in a JSON request body; "
-        "a number or a string counts 1, a member's name 2, a list or an object 8 more",
-    )
-    max_body_depth: int = Field(
-        200, ge=8, le=250, description="levels of nested lists and objects in a JSON request body"
-    )
-    body_memory_bytes: int = Field(
-        256 * 1024**2,
-        ge=1024**2,
-        le=1024**4,
-        description="memory for the bodies of all requests together, in bytes, half of it for one "
-        "client; a request that needs more gets 503",
-    )
-    max_header_total_bytes: int = Field(
-        32 * 1024, ge=4096, le=1024**2, description="largest request header, in bytes"
-    )
-    max_connections: int | None = Field(
-        None,
-        ge=8,
-        le=100_000,
-        description="connections of clients at once; unset: as many as the limit of open files "
-        "allows, at most 1024",
-    )
-    connect_timeout_s: float = Field(
-        5, gt=0, le=60, description="seconds to wait for an engine to accept a connection"
-    )
-    upstream_read_timeout_s: float = Field(
-        3600,
-        gt=0,
-        le=86_400,
-        description="seconds without a byte of an engine before its response is aborted",
-    )
-    cancel_timeout_s: float = Field(
-        60,
-        ge=1,
-        le=86_400,
-        description="seconds an engine may compute for a request that is over before it is "
-        "restarted; raise it if one batch takes longer",
-    )
-    header_timeout_s: float = Field(
-        20, gt=0, le=3600, description="seconds a client may take to send a request's header"
-    )
-    body_timeout_s: float = Field(
-        300, gt=0, le=86_400, description="seconds a client may take to send a request's body"
-    )
-    client_write_timeout_s: float = Field(
-        120,
-        ge=1,
-        le=86_400,
-        description="seconds a client may read nothing before it is disconnected",
-    )
-    crash_memory_s: float = Field(
-        600,
-        ge=0,
-        le=86_400,
-        description="seconds for which a request is rejected after two engines crashed computing "
-        "it; 0 for never",
-    )
-    queue_max: int = Field(
-        128,
-        ge=0,
-        le=100_000,
-        description="interactive requests that may wait for one model; more get 429",
-    )
-    queue_timeout_s: float = Field(
-        120,
-        ge=0,
-        le=86_400,
-        description="seconds a request may wait for a slot or for its model to load",
-    )
-    policy: Policy = Field(
-        "affinity",
-        description="which engine gets a request: affinity (the one that caches the conversation), "
-        "least-busy or round-robin",
-    )
-    share_caches: Literal["all", "key"] = Field(
-        "all",
-        description="whose requests may use the caches of a prompt: those of all API keys, or "
-        "only of its own key (without API keys: all)",
-    )
-    default_model: Text | None = Field(
-        None,
-        description="name of the model for requests without one; unset: the only model, if there "
-        "is just one",
-    )
-    fallback: dict[Text, Fallbacks] = Field(
-        default_factory=dict,
-        max_length=1024,
-        description="by model that only nodes have: models, aliases or variants that answer its "
-        "chats while no node serves it; the first that can answers",
-    )
-    load_for_others: Literal["never", "idle"] = Field(
-        "never",
-        description="whether another llama-corral that has this one as a node may have it load a "
-        "model; idle: if memory is free, or held by models unused for ten minutes",
-    )
-    route_by_speed: bool = Field(
-        default=True,
-        description="whether an engine that decodes more than twice as fast as another one of its "
-        "model gets more of the requests",
-    )
-    slot_save_pause_max_ms: int = Field(
-        200,
-        ge=0,
-        le=60_000,
-        description="longest expected pause of running streams while a conversation of their "
-        "engine is saved to disk, in ms; 0: nothing is saved while they run",
-    )
-    prefix_index_max_blocks: int = Field(
-        200_000, ge=1, le=100_000_000, description="blocks of prompts in the prefix index"
-    )
-    api_keys_file: ExpandedPath | None = Field(
-        None, description="TOML file of the accepted API keys; unset: no key is needed"
-    )
-    allowed_origins: tuple[Text, ...] = Field(
-        (),
-        description="origins that may send requests, besides the local ones: web pages, browser "
-        "extensions (chrome-extension://ID), apps (capacitor://localhost); one * may stand in the "
-        "host, as in https://*.example.com",
-    )
-    allowed_hosts: tuple[Text, ...] = Field(
-        (),
-        description="names of this machine accepted in Host, besides localhost, IP addresses and "
-        "its hostname (the last two only where listen is not a loopback address)",
-    )
-    announce: bool = Field(
-        default=False,
-        description="whether it is announced in the local network by multicast DNS, for the nodes "
-        "of other machines; needs a listen that they reach",
-    )
-    dashboard: bool = Field(
-        default=True, description="whether the dashboard is served, at /corral/"
-    )
-    engine_ui: Address | None = Field(
-        None,
-        description="HOST:PORT of a second address, with llama.cpp's own web UI and all APIs; "
-        "unset: it is not served",
-    )
+    listen: Address = "127.0.0.1:8080"
+    """HOST:PORT that clients connect to; port 0 takes any free one"""
+    max_body_bytes: int = Field(16 * 1024**2, ge=1024, le=4 * 1024**3)
+    """largest request body, in bytes, decompressed; raise it for large images or audio"""
+    max_body_ratio: float = Field(100, ge=1, le=10_000)
+    """largest ratio of a request body's decompressed to its compressed size"""
+    max_body_values: int = Field(500_000, ge=1000, le=100_000_000)
+    """most values in a JSON request body; a number or a string counts 1, a member's name 2, a list
+    or an object 8 more"""
+    max_body_depth: int = Field(200, ge=8, le=250)
+    """levels of nested lists and objects in a JSON request body"""
+    body_memory_bytes: int = Field(256 * 1024**2, ge=1024**2, le=1024**4)
+    """memory for the bodies of all requests together, in bytes, half of it for one client; a
+    request that needs more gets 503"""
+    max_header_total_bytes: int = Field(32 * 1024, ge=4096, le=1024**2)
+    """largest request header, in bytes"""
+    max_connections: int | None = Field(None, ge=8, le=100_000)
+    """connections of clients at once; unset: as many as the limit of open files allows, at most
+    1024"""
+    connect_timeout_s: float = Field(5, gt=0, le=60)
+    """seconds to wait for an engine to accept a connection"""
+    upstream_read_timeout_s: float = Field(3600, gt=0, le=86_400)
+    """seconds without a byte of an engine before its response is aborted"""
+    cancel_timeout_s: float = Field(60, ge=1, le=86_400)
+    """seconds an engine may compute for a request that is over before it is restarted; raise it if
+    one batch takes longer"""
+    header_timeout_s: float = Field(20, gt=0, le=3600)
+    """seconds a client may take to send a request's header"""
+    body_timeout_s: float = Field(300, gt=0, le=86_400)
+    """seconds a client may take to send a request's body"""
+    client_write_timeout_s: float = Field(120, ge=1, le=86_400)
+    """seconds a client may read nothing before it is disconnected"""
+    crash_memory_s: float = Field(600, ge=0, le=86_400)
+    """seconds for which a request is rejected after two engines crashed computing it; 0 for
+    never"""
+    queue_max: int = Field(128, ge=0, le=100_000)
+    """interactive requests that may wait for one model; more get 429"""
+    queue_timeout_s: float = Field(120, ge=0, le=86_400)
+    """seconds a request may wait for a slot or for its model to load"""
+    policy: Policy = "affinity"
+    """which engine gets a request: affinity (the one that caches the conversation), least-busy or
+    round-robin"""
+    share_caches: Literal["all", "key"] = "all"
+    """whose requests may use the caches of a prompt: those of all API keys, or only of its own key
+    (without API keys: all)"""
+    default_model: Text | None = None
+    """name of the model for requests without one; unset: the only model, if there is just one"""
+    fallback: dict[Text, Fallbacks] = Field(default_factory=dict, max_length=1024)
+    """by model that only nodes have: models, aliases or variants that answer its chats while no
+    node serves it; the first that can answers"""
+    load_for_others: Literal["never", "idle"] = "never"
+    """whether another llama-corral that has this one as a node may have it load a model; idle: if
+    memory is free, or held by models unused for ten minutes"""
+    route_by_speed: bool = True
+    """whether an engine that decodes more than twice as fast as another one of its model gets more
+    of the requests"""
+    slot_save_pause_max_ms: int = Field(200, ge=0, le=60_000)
+    """longest expected pause of running streams while a conversation of their engine is saved to
+    disk, in ms; 0: nothing is saved while they run"""
+    prefix_index_max_blocks: int = Field(200_000, ge=1, le=100_000_000)
+    """blocks of prompts in the prefix index"""
+    api_keys_file: ExpandedPath | None = None
+    """TOML file of the accepted API keys; unset: no key is needed"""
+    allowed_origins: tuple[Text, ...] = ()
+    """origins that may send requests, besides the local ones: web pages, browser extensions
+    (chrome-extension://ID), apps (capacitor://localhost); one * may stand in the host, as in
+    https://*.example.com"""
+    allowed_hosts: tuple[Text, ...] = ()
+    """names of this machine accepted in Host, besides localhost, IP addresses and its hostname (the
+    last two only where listen is not a loopback address)"""
+    announce: bool = False
+    """whether it is announced in the local network by multicast DNS, for the nodes of other
+    machines; needs a listen that they reach"""
+    dashboard: bool = True
+    """whether the dashboard is served, at /corral/"""
+    engine_ui: Address | None = None
+    """HOST:PORT of a second address, with llama.cpp's own web UI and all APIs; unset: it is not
+    served"""
     batch: BatchSettings = BatchSettings()
     limits: RequestLimits = RequestLimits()
     stored_responses: StoredResponseSettings = StoredResponseSettings()

@@ -113,53 +113,33 @@ def _name_server(text: str) -> str:
 class NodeSettings(SettingsTable):
     """`[nodes.NAME]`: another machine whose models are served here too."""
 
-    url: Annotated[str, AfterValidator(normalized)] = Field(
-        description="its base URL, as http://192.168.1.7:8080: another llama-corral, a "
-        "llama-server, or any server with OpenAI's API; dns+http://NAME:8080 is as many nodes as "
-        "the name has addresses, or SRV records if it begins with _service._proto; "
-        "mdns+http://_llama-corral._tcp.local those that announce themselves in the local network"
-    )
-    resolver: Annotated[Text, AfterValidator(_name_server)] | None = Field(
-        None,
-        description="ADDRESS:PORT of the name server to ask for a url with dns+; unset: those of "
-        "the system",
-    )
-    key_file: ExpandedPath | None = Field(
-        None, description="file with its API key, readable by this user alone"
-    )
-    ca_file: ExpandedPath | None = Field(
-        None, description="PEM file of the CAs that its https is trusted by; unset: the system's"
-    )
-    cert: ExpandedPath | None = Field(
-        None, description="PEM file of the certificate to show it, where it demands one; needs key"
-    )
-    key: ExpandedPath | None = Field(
-        None, description="PEM file of the key of cert, readable by this user alone"
-    )
-    models: tuple[Text, ...] = Field((), description="ids of its models to serve here; unset: all")
-    slots: int = Field(
-        4,
-        ge=1,
-        le=1024,
-        description="concurrent requests for each model, if it does not report its slots",
-    )
-    local_first: bool = Field(
-        default=True,
-        description="whether it gets new conversations only when no local slot is free; "
-        "a conversation that began there stays there",
-    )
-    load: Literal["never", "idle"] = Field(
-        "never",
-        description="whether it is asked to load models that are not loaded, or one more where "
-        "all are busy; it must agree by load_for_others in its own [proxy]",
-    )
-    weight: float | None = Field(
-        None,
-        gt=0,
-        le=100,
-        description="its share of requests as a multiple of an average instance's; "
-        "unset: by its measured speed",
-    )
+    url: Annotated[str, AfterValidator(normalized)]
+    """its base URL, as http://192.168.1.7:8080: another llama-corral, a llama-server, or any server
+    with OpenAI's API; dns+http://NAME:8080 is as many nodes as the name has addresses, or SRV
+    records if it begins with _service._proto; mdns+http://_llama-corral._tcp.local those that
+    announce themselves in the local network"""
+    resolver: Annotated[Text, AfterValidator(_name_server)] | None = None
+    """ADDRESS:PORT of the name server to ask for a url with dns+; unset: those of the system"""
+    key_file: ExpandedPath | None = None
+    """file with its API key, readable by this user alone"""
+    ca_file: ExpandedPath | None = None
+    """PEM file of the CAs that its https is trusted by; unset: the system's"""
+    cert: ExpandedPath | None = None
+    """PEM file of the certificate to show it, where it demands one; needs key"""
+    key: ExpandedPath | None = None
+    """PEM file of the key of cert, readable by this user alone"""
+    models: tuple[Text, ...] = ()
+    """ids of its models to serve here; unset: all"""
+    slots: int = Field(4, ge=1, le=1024)
+    """concurrent requests for each model, if it does not report its slots"""
+    local_first: bool = True
+    """whether it gets new conversations only when no local slot is free; a conversation that began
+    there stays there"""
+    load: Literal["never", "idle"] = "never"
+    """whether it is asked to load models that are not loaded, or one more where all are busy; it
+    must agree by load_for_others in its own [proxy]"""
+    weight: float | None = Field(None, gt=0, le=100)
+    """its share of requests as a multiple of an average instance's; unset: by its measured speed"""
 
     @property
     def parsed_url(self) -> NodeUrl:

@@ -123,10 +123,10 @@ class Variant(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    set: dict[str, Annotated[Any, AfterValidator(_json_value)]] = Field(
-        default_factory=dict, description="request members that count whatever the client gives"
-    )
-    strip: tuple[Text, ...] = Field((), description="request members that are taken out")
+    set: dict[str, Annotated[Any, AfterValidator(_json_value)]] = Field(default_factory=dict)
+    """request members that count whatever the client gives"""
+    strip: tuple[Text, ...] = ()
+    """request members that are taken out"""
 
     @model_validator(mode="after")
     def _changes_something(self) -> Variant:

@@ -140,8 +140,10 @@ AdapterPath = Annotated[ExpandedPath, AfterValidator(_adapter_path)]
 class LoraSettings(SettingsTable):
     """An adapter with a scale."""
 
-    path: AdapterPath = Field(description="the GGUF file of the adapter")
-    scale: float = Field(1.0, ge=-100, le=100, description="how much of it MODEL+NAME means")
+    path: AdapterPath
+    """the GGUF file of the adapter"""
+    scale: float = Field(1.0, ge=-100, le=100)
+    """how much of it MODEL+NAME means"""
 
 
 LoraSetting = AdapterPath | LoraSettings

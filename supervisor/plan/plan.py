@@ -344,18 +344,14 @@ def _warnings(inputs: PlanInputs, engine: Engine, chosen: Mapping[str, FlagValue
 class TrialSettings(SettingsTable):
     """`[models.NAME.trial]`: settings of an additional replica for a share of conversations."""
 
-    profile: Text | None = Field(
-        None, description="the profile on trial; unset: the model's own, with other flags"
-    )
-    engine: EngineField | None = Field(
-        None, description="the engine on trial; unset: the model's own"
-    )
-    share: float = Field(
-        gt=0, lt=1, description="share of new conversations that it gets, between 0 and 1"
-    )
-    flags: dict[FlagName, FlagSetting] = Field(
-        default_factory=dict, description="flags on trial; they win over the model's own"
-    )
+    profile: Text | None = None
+    """the profile on trial; unset: the model's own, with other flags"""
+    engine: EngineField | None = None
+    """the engine on trial; unset: the model's own"""
+    share: float = Field(gt=0, lt=1)
+    """share of new conversations that it gets, between 0 and 1"""
+    flags: dict[FlagName, FlagSetting] = Field(default_factory=dict)
+    """flags on trial; they win over the model's own"""
 
     @model_validator(mode="after")
     def _differs(self) -> Self:

@@ -50,30 +50,18 @@ OPTIONS: Final[Mapping[str, str]] = {
 class BatchingSettings(SettingsTable):
     """`[models.NAME.batching]`: continuous batching; unset keys follow the profile."""
 
-    max_ubatch_tokens: int | None = Field(
-        None, ge=1, le=65_536, description="tokens of one forward pass at most (--ubatch-size)"
-    )
-    max_sbatch_sequences: int | None = Field(
-        None,
-        ge=1,
-        le=1024,
-        description="sequences of one batch: the slots of an instance (--parallel), which then do "
-        "not follow demand",
-    )
-    max_context_length: int | None = Field(
-        None,
-        ge=1,
-        le=2**24,
-        description="tokens of context of one sequence; --ctx-size is this for each slot",
-    )
-    dynamic_batching: bool | None = Field(
-        None, description="whether a sequence may join while others decode (--cont-batching)"
-    )
-    prefer_pure_decode: bool = Field(
-        default=False,
-        description="short pauses of running streams before a short time to the first token: "
-        "prompts are computed one at a time and in chunks while others decode",
-    )
+    max_ubatch_tokens: int | None = Field(None, ge=1, le=65_536)
+    """tokens of one forward pass at most (--ubatch-size)"""
+    max_sbatch_sequences: int | None = Field(None, ge=1, le=1024)
+    """sequences of one batch: the slots of an instance (--parallel), which then do not follow
+    demand"""
+    max_context_length: int | None = Field(None, ge=1, le=2**24)
+    """tokens of context of one sequence; --ctx-size is this for each slot"""
+    dynamic_batching: bool | None = None
+    """whether a sequence may join while others decode (--cont-batching)"""
+    prefer_pure_decode: bool = False
+    """short pauses of running streams before a short time to the first token: prompts are computed
+    one at a time and in chunks while others decode"""
 
     def settings(self) -> dict[str, Setting]:
         """Return settings by today's option names; `auto` if other settings decide the number."""

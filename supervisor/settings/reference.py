@@ -1,13 +1,23 @@
 """Lists every setting by its dotted key, and makes the JSON Schema of `corral.toml` for editors.
 
+A setting is described by the text below it in the source, which is read here alone.
+
 Source: JSON Schema, draft 2020-12; taplo, "Directives" (the line `#:schema`).
 """
 
 from __future__ import annotations
 
+import ast
+import functools
+import inspect
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
+
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core.core_schema import ModelSchema
 
 from supervisor.settings.schema import Settings
 
@@ -18,8 +28,32 @@ _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 _WORDS: Final = {"ge": "minimum", "le": "maximum"}
 
 
+@functools.cache
+def _descriptions(module: str) -> Mapping[tuple[str, str], str]:
+    """Return the texts below the settings in one of our modules, by table and name."""
+    found: dict[tuple[str, str], str] = {}
+    is_ours = module.startswith(("proxy.", "supervisor."))
+    whole = ast.parse(inspect.getsource(sys.modules[module]) if is_ours else "")
+    for table in (node for node in whole.body if isinstance(node, ast.ClassDef)):
+        for pair in pairwise(table.body):
+            match pair:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(ast.Constant(str(text))):
+                    found[table.name, name] = " ".join(text.split())
+    return found
+
+
+class _Described(GenerateJsonSchema):
+    def model_schema(self, schema: ModelSchema) -> JsonSchemaValue:
+        made = super().model_schema(schema)
+        for table in schema["cls"].__mro__:
+            for name, node in made.get("properties", {}).items():
+                if text := _descriptions(table.__module__).get((table.__name__, name)):
+                    node.setdefault("description", text)
+        return made
+
+
 def json_schema() -> dict[str, Any]:
-    made = _for_toml(Settings.model_json_schema())
+    made = _for_toml(Settings.model_json_schema(schema_generator=_Described))
     return {"$schema": _DIALECT, **made, "title": "corral.toml"}
 
 

@@ -40,188 +40,116 @@ from supervisor.settings.tables import (
 class EvictionSettings(SettingsTable):
     """When all models make room for others."""
 
-    eviction_wait_s: float = Field(
-        20,
-        ge=0,
-        le=86_400,
-        description="how long a requested model waits for others to become idle before they are "
-        "drained",
-    )
-    abandon_load_below: float = Field(
-        0.5,
-        ge=0,
-        le=1,
-        description="share of a load below which it is abandoned when no request waits for it "
-        "and another model needs the memory",
-    )
+    eviction_wait_s: float = Field(20, ge=0, le=86_400)
+    """how long a requested model waits for others to become idle before they are drained"""
+    abandon_load_below: float = Field(0.5, ge=0, le=1)
+    """share of a load below which it is abandoned when no request waits for it and another model
+    needs the memory"""
 
 
 class ResidencyPolicy(SettingsTable):
     """When one model enters and leaves memory."""
 
-    preload: bool = Field(
-        default=True, description="load it when the daemon starts, not with its first request"
-    )
-    pinned: bool = Field(default=False, description="never unload it for another model")
-    ttl_s: Annotated[Seconds, Field(ge=0, le=31_536_000)] = Field(
-        0,
-        description="unload after this long without a request, in seconds or as in 15m; "
-        "0 for never",
-    )
-    keep_alive: bool = Field(
-        default=True,
-        description="whether requests may change how long it stays, by the member keep_alive",
-    )
-    keep_alive_max_s: Annotated[Seconds, Field(ge=0, le=31_536_000)] | None = Field(
-        None, description="longest time that keep_alive may give, for ever included; unset: any"
-    )
-    min_residency_s: float = Field(
-        2,
-        ge=0,
-        le=86_400,
-        description="shortest time that it stays loaded before it is unloaded for another model",
-    )
+    preload: bool = True
+    """load it when the daemon starts, not with its first request"""
+    pinned: bool = False
+    """never unload it for another model"""
+    ttl_s: Annotated[Seconds, Field(ge=0, le=31_536_000)] = 0
+    """unload after this long without a request, in seconds or as in 15m; 0 for never"""
+    keep_alive: bool = True
+    """whether requests may change how long it stays, by the member keep_alive"""
+    keep_alive_max_s: Annotated[Seconds, Field(ge=0, le=31_536_000)] | None = None
+    """longest time that keep_alive may give, for ever included; unset: any"""
+    min_residency_s: float = Field(2, ge=0, le=86_400)
+    """shortest time that it stays loaded before it is unloaded for another model"""
 
 
 class SupervisorSettings(InstanceLimits, EvictionSettings):
     """`[supervisor]`: limits of the instances' states, memory, eviction and slot files."""
 
-    watch_settings: bool = Field(
-        default=False, description="reload when this file changes, which is checked every 2 s"
-    )
-    memory_budget: Annotated[Bytes, Field(ge=1024**2, le=2**60)] | None = Field(
-        None,
-        description="main memory that all models together may take, in bytes or as in 12 GiB; "
-        "unset: all but a twentieth",
-    )
-    device_memory_wait_s: float = Field(
-        5,
-        ge=0,
-        le=600,
-        description="how long a load waits for memory of a device that an engine which ended has "
-        "yet to give back",
-    )
-    measure_threads: bool = Field(
-        default=True,
-        description="measure models of up to 1 GiB with several thread counts at their first start",
-    )
-    adaptive: bool = Field(
-        default=True,
-        description="while serving, adapt values that are auto to demand and machine; "
-        "false: change nothing",
-    )
-    persist_slots: bool = Field(
-        default=True,
-        description="save conversations to disk, for this user alone, while their model is not "
-        "loaded",
-    )
-    slots_disk_budget: Annotated[Bytes, Field(ge=1024**2, le=2**60)] = Field(
-        8 * 1024**3, description="disk space for saved conversations, in bytes or as in 8 GiB"
-    )
-    slots_key_file: ExpandedPath | None = Field(
-        None,
-        description="file with the keys that encrypt saved conversations, as "
-        "`corral slots new-key` makes it; unset: they are not encrypted",
-    )
-    slots_max_age_days: float = Field(
-        30, gt=0, le=36_500, description="saved conversations unused for so long are deleted"
-    )
-    slots_write_budget: Annotated[Bytes, Field(ge=0, le=2**60)] = Field(
-        32 * 1024**3,
-        description="conversations written to disk in an hour while their model serves, in "
-        "bytes or as in 32 GiB; 0: they are saved only when their model is unloaded",
-    )
-    record_requests: bool = Field(
-        default=True,
-        description="record sizes and pauses of answered requests, never a text, for this user "
-        "alone; `corral bench --workload yours` replays them",
-    )
-    record_usage: bool = Field(
-        default=True,
-        description="record tokens and seconds per API key, model and day, never a text, for this "
-        "user alone; `corral usage` shows them",
-    )
-    slot_save_timeout_s: float = Field(
-        10, gt=0, le=3600, description="time for an instance to save its conversations"
-    )
+    watch_settings: bool = False
+    """reload when this file changes, which is checked every 2 s"""
+    memory_budget: Annotated[Bytes, Field(ge=1024**2, le=2**60)] | None = None
+    """main memory that all models together may take, in bytes or as in 12 GiB; unset: all but a
+    twentieth"""
+    device_memory_wait_s: float = Field(5, ge=0, le=600)
+    """how long a load waits for memory of a device that an engine which ended has yet to give
+    back"""
+    measure_threads: bool = True
+    """measure models of up to 1 GiB with several thread counts at their first start"""
+    adaptive: bool = True
+    """while serving, adapt values that are auto to demand and machine; false: change nothing"""
+    persist_slots: bool = True
+    """save conversations to disk, for this user alone, while their model is not loaded"""
+    slots_disk_budget: Annotated[Bytes, Field(ge=1024**2, le=2**60)] = 8 * 1024**3
+    """disk space for saved conversations, in bytes or as in 8 GiB"""
+    slots_key_file: ExpandedPath | None = None
+    """file with the keys that encrypt saved conversations, as `corral slots new-key` makes it;
+    unset: they are not encrypted"""
+    slots_max_age_days: float = Field(30, gt=0, le=36_500)
+    """saved conversations unused for so long are deleted"""
+    slots_write_budget: Annotated[Bytes, Field(ge=0, le=2**60)] = 32 * 1024**3
+    """conversations written to disk in an hour while their model serves, in bytes or as in 32 GiB;
+    0: they are saved only when their model is unloaded"""
+    record_requests: bool = True
+    """record sizes and pauses of answered requests, never a text, for this user alone; `corral
+    bench --workload yours` replays them"""
+    record_usage: bool = True
+    """record tokens and seconds per API key, model and day, never a text, for this user alone;
+    `corral usage` shows them"""
+    slot_save_timeout_s: float = Field(10, gt=0, le=3600)
+    """time for an instance to save its conversations"""
     restart: RestartPolicy = RestartPolicy()
 
 
 class ModelSettings(ResidencyPolicy):
     """`[models.NAME]`: a GGUF file and how to serve it."""
 
-    path: ModelPath = Field(
-        description="the GGUF file, of a split model its first shard; or hf:OWNER/NAME:QUANT, "
-        "hf:OWNER/NAME:FILE.gguf or ollama:NAME:TAG, which any store may have"
-    )
-    engine: EngineField | None = Field(
-        None, description="its own installed build or llama-server; unset: the engine of all models"
-    )
-    profile: Text = Field("base", description="a profile of `corral profile list`")
-    replicas: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
-        1,
-        description="processes that serve this model; auto: as many as are of use on this machine",
-    )
-    draft: Literal["auto"] | ModelPath | None = Field(
-        None,
-        description="a smaller GGUF of the same vocabulary, for speculation: a file, or a "
-        "reference as for path; "
-        "auto: one in the model's directory, where there is one",
-    )
-    aliases: tuple[Alias, ...] = Field(
-        (), description="other names that clients may use; * stands for all that no model has"
-    )
-    fallback: tuple[Text, ...] = Field(
-        (),
-        max_length=8,
-        description="models, aliases or variants that answer chats, the first that can, while "
-        "this model cannot be served",
-    )
-    variants: dict[VariantName, Variant] = Field(
-        default_factory=dict,
-        description="the same processes under NAME:VARIANT, with other request defaults",
-    )
-    flags: dict[FlagName, FlagSetting] = Field(
-        default_factory=dict, description="llama-server's own long names; they win over the profile"
-    )
-    args: tuple[Argument, ...] = Field((), description="passed to llama-server last, unchecked")
-    loras: dict[VariantName, LoraSetting] = Field(
-        default_factory=dict,
-        max_length=LORAS_MAX,
-        description="LoRA adapters: the GGUF of each, or { path = FILE, scale = NUMBER }; requests "
-        "choose one by the model name MODEL+NAME",
-    )
-    warm_prompts: tuple[ExpandedPath, ...] = Field(
-        (),
-        max_length=16,
-        description="files to prefill after each start: system prompts, or chat requests in .json",
-    )
-    learn_prompts: bool = Field(
-        default=False,
-        description="save prefixes that conversations share, and prefill them after warm_prompts",
-    )
+    path: ModelPath
+    """the GGUF file, of a split model its first shard; or hf:OWNER/NAME:QUANT,
+    hf:OWNER/NAME:FILE.gguf or ollama:NAME:TAG, which any store may have"""
+    engine: EngineField | None = None
+    """its own installed build or llama-server; unset: the engine of all models"""
+    profile: Text = "base"
+    """a profile of `corral profile list`"""
+    replicas: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = 1
+    """processes that serve this model; auto: as many as are of use on this machine"""
+    draft: Literal["auto"] | ModelPath | None = None
+    """a smaller GGUF of the same vocabulary, for speculation: a file, or a reference as for path;
+    auto: one in the model's directory, where there is one"""
+    aliases: tuple[Alias, ...] = ()
+    """other names that clients may use; * stands for all that no model has"""
+    fallback: tuple[Text, ...] = Field((), max_length=8)
+    """models, aliases or variants that answer chats, the first that can, while this model cannot be
+    served"""
+    variants: dict[VariantName, Variant] = Field(default_factory=dict)
+    """the same processes under NAME:VARIANT, with other request defaults"""
+    flags: dict[FlagName, FlagSetting] = Field(default_factory=dict)
+    """llama-server's own long names; they win over the profile"""
+    args: tuple[Argument, ...] = ()
+    """passed to llama-server last, unchecked"""
+    loras: dict[VariantName, LoraSetting] = Field(default_factory=dict, max_length=LORAS_MAX)
+    """LoRA adapters: the GGUF of each, or { path = FILE, scale = NUMBER }; requests choose one by
+    the model name MODEL+NAME"""
+    warm_prompts: tuple[ExpandedPath, ...] = Field((), max_length=16)
+    """files to prefill after each start: system prompts, or chat requests in .json"""
+    learn_prompts: bool = False
+    """save prefixes that conversations share, and prefill them after warm_prompts"""
     batching: BatchingSettings = BatchingSettings()
     slots: SlotSettings = SlotSettings()
-    restart: RestartPolicy = Field(
-        RestartPolicy(), description="keys that differ from [supervisor.restart]"
-    )
-    trial: TrialSettings | None = Field(
-        None,
-        description="another profile or engine, on one more replica, for a share of conversations",
-    )
-    workers: tuple[WorkerName, ...] = Field(
-        (), max_length=16, description="names of [workers] that compute its layers, in this order"
-    )
-    on_worker_loss: Literal["wait", "without"] = Field(
-        "wait", description="while one of them does not answer: wait for it, or run without it"
-    )
+    restart: RestartPolicy = RestartPolicy()
+    """keys that differ from [supervisor.restart]"""
+    trial: TrialSettings | None = None
+    """another profile or engine, on one more replica, for a share of conversations"""
+    workers: tuple[WorkerName, ...] = Field((), max_length=16)
+    """names of [workers] that compute its layers, in this order"""
+    on_worker_loss: Literal["wait", "without"] = "wait"
+    """while one of them does not answer: wait for it, or run without it"""
 
-    on_out_of_memory: Literal["reduce", "fail"] = Field(
-        "reduce",
-        description="after its engine ran out of memory while it loaded: start it with a shorter "
-        "context, then a quantised KV cache, then fewer layers on devices, each once and never "
-        "what this table sets; or fail",
-    )
+    on_out_of_memory: Literal["reduce", "fail"] = "reduce"
+    """after its engine ran out of memory while it loaded: start it with a shorter context, then a
+    quantised KV cache, then fewer layers on devices, each once and never what this table sets; or
+    fail"""
 
     @property
     def fixed_adapter_option(self) -> str | None:
@@ -259,12 +187,9 @@ class Settings(BaseSettings):
         extra="forbid", frozen=True, env_prefix="CORRAL_", env_nested_delimiter="__"
     )
 
-    engine: EngineField | None = Field(
-        None,
-        description="an installed build such as b10434, or the path of llama-server or of "
-        "llama.cpp's llama; unset: the build of `corral engine use`, vendor/, the installed "
-        "package, PATH",
-    )
+    engine: EngineField | None = None
+    """an installed build such as b10434, or the path of llama-server or of llama.cpp's llama;
+    unset: the build of `corral engine use`, vendor/, the installed package, PATH"""
     proxy: ProxySettings = ProxySettings()
     supervisor: SupervisorSettings = SupervisorSettings()
     balance: BalanceSettings = BalanceSettings()
@@ -272,25 +197,16 @@ class Settings(BaseSettings):
     releases: ReleaseSettings = ReleaseSettings()
     history: HistorySettings = HistorySettings()
     hooks: HookSettings = HookSettings()
-    models: dict[ModelName, ModelSettings] = Field(
-        default_factory=dict, description="the models, by the name clients use"
-    )
-    models_dir: tuple[ExpandedPath, ...] | ExpandedPath = Field(
-        (),
-        description="directories with GGUF files, one or several; `corral model list` shows what "
-        "is below them",
-    )
-    serve_found: bool = Field(
-        default=False,
-        description="serve all models of `corral model list` by name, each loaded by its first "
-        "request",
-    )
-    nodes: dict[NodeName, NodeSettings] = Field(
-        default_factory=dict, description="other machines whose models are served too"
-    )
-    workers: dict[WorkerName, WorkerSettings] = Field(
-        default_factory=dict, description="RPC servers that compute layers for models here"
-    )
+    models: dict[ModelName, ModelSettings] = Field(default_factory=dict)
+    """the models, by the name clients use"""
+    models_dir: tuple[ExpandedPath, ...] | ExpandedPath = ()
+    """directories with GGUF files, one or several; `corral model list` shows what is below them"""
+    serve_found: bool = False
+    """serve all models of `corral model list` by name, each loaded by its first request"""
+    nodes: dict[NodeName, NodeSettings] = Field(default_factory=dict)
+    """other machines whose models are served too"""
+    workers: dict[WorkerName, WorkerSettings] = Field(default_factory=dict)
+    """RPC servers that compute layers for models here"""
 
     @classmethod
     def settings_customise_sources(

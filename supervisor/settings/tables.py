@@ -88,21 +88,15 @@ _QUIET_MAX: Final = 500
 class SlotSettings(SettingsTable):
     """`[models.NAME.slots]`: slots that follow demand if `parallel` and `ctx-size` are auto."""
 
-    follow_demand: bool = Field(
-        default=True,
-        description="more slots while requests queue and memory allows, each with as much context; "
-        "fewer when it is quiet",
-    )
-    max: int = Field(16, ge=1, le=256, description="the most slots of one instance")
-    queued_s: float = Field(
-        60, gt=0, le=3600, description="how long requests queue before there are more slots"
-    )
-    quiet_s: float = Field(
-        600,
-        gt=0,
-        le=86_400,
-        description="how long at most half of the slots are in use before there are fewer",
-    )
+    follow_demand: bool = True
+    """more slots while requests queue and memory allows, each with as much context; fewer when it
+    is quiet"""
+    max: int = Field(16, ge=1, le=256)
+    """the most slots of one instance"""
+    queued_s: float = Field(60, gt=0, le=3600)
+    """how long requests queue before there are more slots"""
+    quiet_s: float = Field(600, gt=0, le=86_400)
+    """how long at most half of the slots are in use before there are fewer"""
 
     @model_validator(mode="after")
     def _is_bounded(self) -> Self:
@@ -118,42 +112,32 @@ class SlotSettings(SettingsTable):
 class LoadBalanceConfig(SettingsTable):
     """Conditions for a decision to move layers."""
 
-    min_samples: int = Field(
-        100, ge=1, le=10**9, description="passes of each worker before anything is decided"
-    )
-    imbalance_threshold: float = Field(
-        2.0,
-        ge=1,
-        le=1000,
-        description="how many times longer the slowest worker takes per layer than the fastest "
-        "one before layers are moved",
-    )
-    eval_interval_secs: int = Field(
-        60, ge=0, le=86_400, description="shortest time between two automatic decisions, in seconds"
-    )
+    min_samples: int = Field(100, ge=1, le=10**9)
+    """passes of each worker before anything is decided"""
+    imbalance_threshold: float = Field(2.0, ge=1, le=1000)
+    """how many times longer the slowest worker takes per layer than the fastest one before layers
+    are moved"""
+    eval_interval_secs: int = Field(60, ge=0, le=86_400)
+    """shortest time between two automatic decisions, in seconds"""
 
 
 class BalanceSettings(LoadBalanceConfig):
     """`[balance]`: layers of models that are split over workers."""
 
-    automatic: bool = Field(
-        default=False,
-        description="move layers as `corral balance --apply` does; each time the model loads again",
-    )
+    automatic: bool = False
+    """move layers as `corral balance --apply` does; each time the model loads again"""
 
 
 class HistorySettings(SettingsTable):
     """`[history]`: figures of finished requests, never their texts."""
 
-    enabled: bool = Field(
-        default=True,
-        description="keep figures of each request on disk, for this user alone; `corral requests "
-        "--last 20` shows them",
-    )
-    max_bytes: Annotated[Bytes, Field(ge=1024**2, le=2**40)] = Field(
-        64 * 1024**2, description="disk space for them, in bytes or as in 64 MiB; the oldest go"
-    )
-    max_age_days: float = Field(90, gt=0, le=36_500, description="older ones are deleted")
+    enabled: bool = True
+    """keep figures of each request on disk, for this user alone; `corral requests --last 20` shows
+    them"""
+    max_bytes: Annotated[Bytes, Field(ge=1024**2, le=2**40)] = 64 * 1024**2
+    """disk space for them, in bytes or as in 64 MiB; the oldest go"""
+    max_age_days: float = Field(90, gt=0, le=36_500)
+    """older ones are deleted"""
 
     @property
     def limits(self) -> tuple[int, float] | None:
@@ -210,22 +194,26 @@ Commands = Annotated[
 class HookSettings(SettingsTable):
     """`[hooks]`: each hook is a command as a list of words, or a list of commands."""
 
-    model_loaded: Commands = Field((), description="a model began to serve")
-    model_unloaded: Commands = Field((), description="the last process of a model has stopped")
-    model_failed: Commands = Field((), description="a process of a model crashed or did not start")
-    model_idle: Commands = Field((), description="a loaded model had no request for model_idle_s")
-    daemon_idle: Commands = Field((), description="no model had a request for daemon_idle_s")
-    node_down: Commands = Field((), description="another machine does not answer, or stops")
-    node_up: Commands = Field((), description="it answers again")
-    timeout_s: float = Field(
-        30, gt=0, le=3600, description="time for one command, after which it is killed"
-    )
-    model_idle_s: float = Field(
-        600, ge=1, le=_SECONDS_MAX, description="time without a request for model_idle"
-    )
-    daemon_idle_s: float = Field(
-        600, ge=1, le=_SECONDS_MAX, description="time without a request for daemon_idle"
-    )
+    model_loaded: Commands = ()
+    """a model began to serve"""
+    model_unloaded: Commands = ()
+    """the last process of a model has stopped"""
+    model_failed: Commands = ()
+    """a process of a model crashed or did not start"""
+    model_idle: Commands = ()
+    """a loaded model had no request for model_idle_s"""
+    daemon_idle: Commands = ()
+    """no model had a request for daemon_idle_s"""
+    node_down: Commands = ()
+    """another machine does not answer, or stops"""
+    node_up: Commands = ()
+    """it answers again"""
+    timeout_s: float = Field(30, gt=0, le=3600)
+    """time for one command, after which it is killed"""
+    model_idle_s: float = Field(600, ge=1, le=_SECONDS_MAX)
+    """time without a request for model_idle"""
+    daemon_idle_s: float = Field(600, ge=1, le=_SECONDS_MAX)
+    """time without a request for daemon_idle"""
 
     def commands(self, hook: HookName) -> tuple[tuple[str, ...], ...]:
         found: tuple[tuple[str, ...], ...] = getattr(self, hook)
@@ -248,12 +236,11 @@ Url = Annotated[str, AfterValidator(_url)]
 class ReleaseSettings(SettingsTable):
     """`[releases]`: a mirror of llama.cpp's releases."""
 
-    api: Url = Field(GITHUB, description="GitHub's list of releases, or a mirror of it")
-    downloads: Url | None = Field(
-        None,
-        description="a mirror of the files: URL/TAG/NAME; unset: where the list says they are. "
-        "They must have the SHA-256 that the list says",
-    )
+    api: Url = GITHUB
+    """GitHub's list of releases, or a mirror of it"""
+    downloads: Url | None = None
+    """a mirror of the files: URL/TAG/NAME; unset: where the list says they are. They must have the
+    SHA-256 that the list says"""
 
 
 Exposure = Literal["loopback", "private", "public", "every"]
@@ -303,25 +290,20 @@ def _worker_address(text: str) -> str:
 class WorkerSettings(SettingsTable):
     """`[workers.NAME]`: a `ggml-rpc-server`, here or on another machine."""
 
-    address: Annotated[str, AfterValidator(_worker_address)] | None = Field(
-        None, description="HOST:PORT of one that runs already, such as that of a `corral worker`"
-    )
-    local: bool = Field(
-        default=False, description="the daemon runs one on this machine, for itself alone"
-    )
-    port: int = Field(0, ge=0, le=_PORT_MAX, description="of a local one; 0: any free port")
-    threads: int | None = Field(
-        None, ge=1, le=1024, description="of a local one; unset: half of all CPUs, as it decides"
-    )
-    device: Text | None = Field(
-        None, description="devices that a local one offers, with commas; unset: all, or the CPU"
-    )
-    cache: bool = Field(
-        default=False, description="a local one keeps large tensors on disk, for faster loads"
-    )
-    memory: Annotated[Bytes, Field(ge=1024**2, le=2**60)] | None = Field(
-        None, description="memory that a model may take there; unset: what it reports"
-    )
+    address: Annotated[str, AfterValidator(_worker_address)] | None = None
+    """HOST:PORT of one that runs already, such as that of a `corral worker`"""
+    local: bool = False
+    """the daemon runs one on this machine, for itself alone"""
+    port: int = Field(0, ge=0, le=_PORT_MAX)
+    """of a local one; 0: any free port"""
+    threads: int | None = Field(None, ge=1, le=1024)
+    """of a local one; unset: half of all CPUs, as it decides"""
+    device: Text | None = None
+    """devices that a local one offers, with commas; unset: all, or the CPU"""
+    cache: bool = False
+    """a local one keeps large tensors on disk, for faster loads"""
+    memory: Annotated[Bytes, Field(ge=1024**2, le=2**60)] | None = None
+    """memory that a model may take there; unset: what it reports"""
 
     @model_validator(mode="after")
     def _is_one_kind(self) -> Self:
@@ -336,36 +318,25 @@ class WorkerSettings(SettingsTable):
 class RestartPolicy(SettingsTable):
     """`[supervisor.restart]`: when an instance is restarted after a failure."""
 
-    backoff_initial_s: float = Field(
-        0.5, gt=0, le=3600, description="longest delay after the first failure; doubles with each"
-    )
-    backoff_max_s: float = Field(60, gt=0, le=86_400, description="longest delay ever")
-    max_failures: int = Field(
-        5, ge=1, le=1000, description="failures close together after which it is given up"
-    )
-    failure_half_life_s: float = Field(
-        300, gt=0, le=604_800, description="time in which the count of failures halves"
-    )
+    backoff_initial_s: float = Field(0.5, gt=0, le=3600)
+    """longest delay after the first failure; doubles with each"""
+    backoff_max_s: float = Field(60, gt=0, le=86_400)
+    """longest delay ever"""
+    max_failures: int = Field(5, ge=1, le=1000)
+    """failures close together after which it is given up"""
+    failure_half_life_s: float = Field(300, gt=0, le=604_800)
+    """time in which the count of failures halves"""
 
 
 class HealthSettings(SettingsTable):
     """How closely a serving engine is watched."""
 
-    liveness_interval_s: float = Field(
-        5,
-        ge=1,
-        le=3600,
-        description="an engine that makes no progress for two of these is replaced",
-    )
-    idle_probe_s: float = Field(
-        60,
-        ge=0,
-        le=86_400,
-        description="how often an idle engine has to generate one token; 0 for never",
-    )
-    batch_timeout_s: float = Field(
-        300, gt=0, le=86_400, description="time for an engine to compute one batch"
-    )
+    liveness_interval_s: float = Field(5, ge=1, le=3600)
+    """an engine that makes no progress for two of these is replaced"""
+    idle_probe_s: float = Field(60, ge=0, le=86_400)
+    """how often an idle engine has to generate one token; 0 for never"""
+    batch_timeout_s: float = Field(300, gt=0, le=86_400)
+    """time for an engine to compute one batch"""
 
     @property
     def tick_s(self) -> float:
@@ -386,20 +357,15 @@ class HealthSettings(SettingsTable):
 class InstanceLimits(HealthSettings):
     """How long each state of an instance may last, in seconds."""
 
-    load_timeout_s: float = Field(300, gt=0, le=86_400, description="longest silence while loading")
-    warm_timeout_s: float = Field(30, gt=0, le=3600, description="time for the warm-up request")
-    unhealthy_timeout_s: float = Field(
-        60,
-        gt=0,
-        le=3600,
-        description="time to recover before a restart; less while requests wait for it",
-    )
-    drain_timeout_s: float = Field(
-        300,
-        ge=0,
-        le=86_400,
-        description="time for running requests to finish before they are aborted",
-    )
-    stop_timeout_s: float = Field(5, gt=0, le=600, description="time to exit before SIGKILL")
+    load_timeout_s: float = Field(300, gt=0, le=86_400)
+    """longest silence while loading"""
+    warm_timeout_s: float = Field(30, gt=0, le=3600)
+    """time for the warm-up request"""
+    unhealthy_timeout_s: float = Field(60, gt=0, le=3600)
+    """time to recover before a restart; less while requests wait for it"""
+    drain_timeout_s: float = Field(300, ge=0, le=86_400)
+    """time for running requests to finish before they are aborted"""
+    stop_timeout_s: float = Field(5, gt=0, le=600)
+    """time to exit before SIGKILL"""
     # Time after SIGKILL before it is sent again.
     kill_timeout_s: ClassVar[float] = 5.0
