@@ -118,6 +118,9 @@ class WorkloadResult:
         wall_s: From the first question to the last answer.
         decoded: Generated tokens by instance.
         new: Prompt tokens that no earlier turn had (`scripts.bench.new_tokens`).
+        distinct: The same, if each prefix is computed once.
+        computed: Prompt tokens that a proxy counted, which may have computed a part of a prompt
+            before its request; None: those of the answers.
     """
 
     turns: list[Turn] = field(default_factory=list)
@@ -125,6 +128,8 @@ class WorkloadResult:
     wall_s: float = 0.0
     decoded: dict[str, float] = field(default_factory=dict)
     new: int = 0
+    distinct: int = 0
+    computed: int | None = None
 
     @property
     def answers(self) -> list[TurnResult]:
@@ -132,13 +137,15 @@ class WorkloadResult:
 
     @property
     def prefilled(self) -> int:
+        if self.computed is not None:
+            return self.computed
         return sum(answer.prefilled for answer in self.answers)
 
     @property
     def cached_share(self) -> float:
         """The share of prompt tokens from a cache, 0 to 1."""
-        cached = sum(answer.cached for answer in self.answers)
-        return cached / max(1, cached + self.prefilled)
+        tokens = sum(answer.prefilled + answer.cached for answer in self.answers)
+        return 1 - self.prefilled / max(1, tokens)
 
 
 def make_conversations(workload: Workload, seed: int) -> list[Conversation]:

@@ -1,4 +1,9 @@
-"""Deployments of one model on a few engines, started afresh for each run."""
+"""Deployments of one model on a few engines, started afresh for each run.
+
+The rivals `hearth-llm` and `smg` from PyPI serve plain engines of the same build. Hearth saves its
+only slot to a file after each answer and runs one request at a time; smg sends a prompt to the
+engine that had most of it, of two with llama-server's own defaults.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +11,22 @@ import asyncio
 import os
 import re
 import signal
+import subprocess
 import tempfile
 import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from support.corral_cli import CorralCli
+from support.corral_cli import CorralCli, until
 
 from scripts.bench import new_tokens
 from scripts.bench.conversations import Clients, Conversation, Workload, WorkloadResult
+from scripts.bench.overhead_fronts import free_port
+from scripts.bench.plain_engine import plain
 
 Flags = Mapping[str, object]
 
@@ -45,13 +53,14 @@ class Deployment:
 
     Attributes:
         policy: A policy of the proxy, or `sticky`: a conversation stays with the engine of its
-            number, whatever it shares with others.
+            number, whatever it shares with others; or `hearth` or `smg`.
         flags: Flags of each engine.
         runs: Share of the time in which the first engine runs; it is stopped for the rest.
         route_by_speed: As in `[proxy]`.
         supervisor: Settings of `[supervisor]`.
         replicas: Engines; `sticky` has two models of one each.
         share_caches: As in `[proxy]`, with five API keys; empty: without keys.
+        program: The rival's; None: it is no rival.
     """
 
     name: str
@@ -62,6 +71,7 @@ class Deployment:
     supervisor: Mapping[str, object] = field(default_factory=dict, hash=False)
     replicas: int = 2
     share_caches: str = ""
+    program: str | None = None
 
     def with_flags(self, flags: Flags) -> Deployment:
         return replace(self, flags={**self.flags, **flags})
@@ -80,6 +90,10 @@ BY_SPEED = Deployment("by speed", "affinity", OURS, runs=0.25)
 ALL_KEYS = replace(AFFINITY, name="five keys share caches", share_caches="all")
 EACH_KEY = replace(AFFINITY, name="five keys share none", share_caches="key")
 EQUAL = replace(BY_SPEED, name="equal weights", route_by_speed=False)
+# As `hearth serve` starts its engine.
+HEARTH = Deployment("hearth", "hearth", {"parallel": 1, "ctx-size": 8192}, replicas=1)
+# All conversations in progress fit into a context that the slots share.
+SMG = Deployment("smg", "smg", {**ENGINE_DEFAULTS, "ctx-size": 16384})
 
 
 def route(deployment: Deployment) -> Callable[[Conversation], str]:
@@ -119,6 +133,13 @@ def run(
         seed: Determines the conversations and their order.
         meanwhile: Called after each answer with the number of answers so far.
     """
+    if deployment.program:
+        with _rival(deployment, model) as (rival_url, engine_url):
+            clients = Clients(lambda: rival_url, route(deployment), workload, seed)
+            result = asyncio.run(clients.run())
+            counted = asyncio.run(new_tokens.count(engine_url, result.turns))
+            result.new, result.distinct = counted
+            return result
     with serving(deployment, model) as corral, _slowed(corral, deployment.runs):
         url = corral.url
         clients = Clients(
@@ -131,9 +152,57 @@ def run(
         )
         result = asyncio.run(clients.run())
         headers = {"Authorization": f"Bearer {KEYS[0]}"} if deployment.share_caches else {}
-        result.decoded = _decoded(corral.url, headers)
-        result.new = asyncio.run(new_tokens.count(corral.url, result.turns, headers))
+        result.decoded = _tokens("decoded", corral.url, headers)
+        result.computed = round(sum(_tokens("prompt", corral.url, headers).values()))
+        counted = asyncio.run(new_tokens.count(corral.url, result.turns, headers))
+        result.new, result.distinct = counted
         return result
+
+
+@contextmanager
+def _rival(deployment: Deployment, model: Path) -> Iterator[tuple[str, str]]:
+    """Serve by a rival; the block gets its URL, and that of an engine."""
+    with tempfile.TemporaryDirectory(prefix="rival-") as name, ExitStack() as stack:
+        home, port = Path(name), str(free_port())
+        words = _words({**deployment.flags, **ONE_THREAD})
+        words += ["--model", str(model), "--alias", "chat", "--slot-save-path", name]
+        engines = [stack.enter_context(plain(*words)) for _ in range(deployment.replicas)]
+        argv = [str(deployment.program)]
+        if deployment.policy == "hearth":
+            argv += ["serve", "--upstream", *engines, "--port", port, "--cache-dir", name]
+        else:
+            argv += ["launch", "--worker-urls", *engines, "--policy", "cache_aware"]
+            argv += ["--disable-tokenizer-autoload", "--host", "127.0.0.1", "--port", port]
+            argv += ["--prometheus-port", str(free_port()), "--log-level", "error"]
+        with (home / "front.log").open("wb") as log:
+            front = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        url = f"http://127.0.0.1:{port}"
+        try:
+            until(lambda: front.poll() is not None or _answers(url))
+            if front.poll() is not None:
+                raise RuntimeError(f"{argv[0]}: {(home / 'front.log').read_text()[-2000:]}")
+            yield url, engines[0]
+        finally:
+            front.terminate()
+            front.wait()
+
+
+def _answers(url: str) -> bool:
+    """Return whether a front answers a chat: smg accepts connections before it has engines."""
+    body = b'{"model": "chat", "max_tokens": 1, "messages": [{"role": "user", "content": "?"}]}'
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}/v1/chat/completions", body, headers)  # noqa: S310 (loopback)
+    with suppress(OSError), urllib.request.urlopen(request, timeout=10):  # noqa: S310 (loopback)
+        return True
+    return False
+
+
+def _words(flags: Flags) -> list[str]:
+    """Return flags as words of a command line."""
+    words: list[str] = []
+    for flag, value in flags.items():
+        words += [f"--{flag}"] if value is True else [f"--{flag}", str(value)]
+    return words
 
 
 @contextmanager
@@ -161,11 +230,12 @@ def _slowed(corral: CorralCli, runs: float) -> Iterator[None]:
         thread.join()
 
 
-def _decoded(url: str, headers: Mapping[str, str]) -> dict[str, float]:
+def _tokens(kind: str, url: str, headers: Mapping[str, str]) -> dict[str, float]:
+    """Return the tokens of each instance, `prompt` or `decoded`."""
     request = urllib.request.Request(f"{url}/metrics", headers=dict(headers))  # noqa: S310 (loopback)
     with urllib.request.urlopen(request) as response:  # noqa: S310 (loopback)
         text = response.read().decode()
-    line = r'^corral_decoded_tokens_total\{.*model_instance="([^"]+)"\} (\S+)$'
+    line = rf'^corral_{kind}_tokens_total\{{.*model_instance="([^"]+)"\}} (\S+)$'
     found = re.findall(line, text, re.MULTILINE)
     return {name: float(tokens) for name, tokens in found}
 

@@ -3,8 +3,9 @@
 New are the tokens of a prompt behind its longest common prefix with any turn, of whatever
 conversation, whose first token had come when the engine began with this one: with its prompt, and
 with its answer but for the last token, which an engine samples and does not evaluate. At least one
-token of each prompt is new. No router can reach this bound where a prefix is wanted in several
-slots at once. The engine renders and tokenises the prompts, so their lengths must be those that it
+token of each prompt is new. A prompt that waits until the prefix which it shares is computed can
+need fewer: its distinct tokens are those behind its longest common prefix with any turn that began
+before. The engine renders and tokenises the prompts, so their lengths must be those that it
 counted while it answered.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import aiohttp
 
@@ -47,12 +49,21 @@ def new_tokens(turns: Iterable[TurnTokens]) -> int:
     root, new = _Node(), 0
     computed = sorted(turns, key=lambda turn: turn.first_token_at_s)
     added = 0
-    for turn in sorted(computed, key=lambda turn: turn.began_at_s):
+    for turn in sorted(computed, key=attrgetter("began_at_s")):
         while computed[added].first_token_at_s <= turn.began_at_s:
             _add(root, computed[added].held)
             added += 1
         new += turn.prompt - min(_known(root, turn.held), turn.prompt - 1)
     return new
+
+
+def distinct_tokens(turns: Iterable[TurnTokens]) -> int:
+    """Return the tokens of all prompts if each prefix is computed once."""
+    root, distinct = _Node(), 0
+    for turn in sorted(turns, key=attrgetter("began_at_s")):
+        distinct += turn.prompt - min(_known(root, turn.held), turn.prompt - 1)
+        _add(root, turn.held)
+    return distinct
 
 
 def _add(node: _Node, tokens: Sequence[int]) -> None:
@@ -70,14 +81,17 @@ def _known(root: _Node, tokens: Sequence[int]) -> int:
     return len(tokens)
 
 
-async def count(url: str, turns: Sequence[Turn], headers: Mapping[str, str] | None = None) -> int:
-    """Return the new tokens of a run, whose engines still serve.
+async def count(
+    url: str, turns: Sequence[Turn], headers: Mapping[str, str] | None = None
+) -> tuple[int, int]:
+    """Return the new and the distinct tokens of a run, whose engines still serve.
 
     Raises:
         RuntimeError: A prompt has another length than the engine counted.
     """
     async with aiohttp.ClientSession(url, headers=headers) as http:
-        return new_tokens([await _tokens(http, turn) for turn in turns])
+        found = [await _tokens(http, turn) for turn in turns]
+    return new_tokens(found), distinct_tokens(found)
 
 
 async def _tokens(http: aiohttp.ClientSession, turn: Turn) -> TurnTokens:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from scripts.bench.new_tokens import TurnTokens, new_tokens
+from scripts.bench.new_tokens import TurnTokens, distinct_tokens, new_tokens
 
 SYSTEM = (1, 2, 3)
 
@@ -21,6 +21,7 @@ def test_only_what_follows_a_computed_prefix_is_new() -> None:
 def test_a_prompt_that_is_not_computed_yet_saves_nothing() -> None:
     turns = [turn(0.5, [*SYSTEM, 8]), turn(0, [*SYSTEM, 4])]
     assert new_tokens(turns) == 8
+    assert distinct_tokens(turns) == 4 + 1
 
 
 def test_the_last_token_of_a_prompt_is_always_new() -> None:
