@@ -2,7 +2,7 @@
 
 `app.main` is the program. `app*.py` declare arguments and import nothing heavy, so `--help` and
 `corral status` start fast. Each other module has the functions of one noun or a few verbs, and is
-imported when such a verb runs.
+imported when such a verb runs; a declaration without a body names the function to call.
 """
 
 

@@ -32,7 +32,7 @@ run_commands = Typer()
 
 @verb(run_commands, has_json=False)
 def serve(
-    models: Models = None,
+    models: Models,
     config: Config = None,
     listen: Listen = None,
     desktop: Annotated[
@@ -59,26 +59,23 @@ def serve(
             raise BadParameter("--desktop chooses the address; leave out --listen")
         from supervisor.cli.desktop_host import serve_desktop
 
-        return serve_desktop(models or [], config, watch_pid)
+        return serve_desktop(models, config, watch_pid)
     # Until the daemon handles signals, Ctrl-C kills it: a KeyboardInterrupt could be raised in the
     # clean-up of an import, where Python ignores it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     from supervisor.cli.serve import serve as call
 
-    return call(models or [], config, listen, None)
+    return call(models, config, listen, None)
 
 
-@verb(run_commands)
+@verb(run_commands, "start.start")
 def start(
-    models: Models = None,
+    models: Models,
     config: Config = None,
     listen: Listen = None,
     wait: Annotated[bool, Option(help="Return only when the models are ready.")] = True,
-) -> CommandResult:
+) -> None:
     """Start models in the background; returns when they are ready."""
-    from supervisor.cli.start import start as call
-
-    return call(models or [], config, listen, wait=wait)
 
 
 @verb(run_commands, has_json=False)
@@ -115,218 +112,166 @@ def worker(  # noqa: PLR0913, PLR0917 (a command has its options)
     return call(options, config)
 
 
-@verb(run_commands)
-def stop(models: Names = None) -> CommandResult:
+@verb(run_commands, "start.stop")
+def stop(models: Names) -> None:
     """Drain and stop models; without names, the daemon too."""
-    from supervisor.cli.start import stop as call
-
-    return call(models or [])
 
 
-@verb(run_commands)
-def restart(models: Names = None) -> CommandResult:
+@verb(run_commands, "start.restart")
+def restart(models: Names) -> None:
     """Drain models and start them again."""
-    from supervisor.cli.start import restart as call
-
-    return call(models or [])
 
 
-@verb(run_commands)
-def load(models: Names = None) -> CommandResult:
+@verb(run_commands, "start.load")
+def load(models: Names) -> None:
     """Load models into memory, unloading idle ones if needed."""
-    from supervisor.cli.start import load as call
-
-    return call(models or [])
 
 
-@verb(run_commands)
-def unload(models: Names = None) -> CommandResult:
+@verb(run_commands, "start.unload")
+def unload(models: Names) -> None:
     """Unload models until a request needs them; without names, all."""
-    from supervisor.cli.start import unload as call
-
-    return call(models or [])
 
 
-@verb(run_commands)
+@verb(run_commands, "start.reload")
 def reload(
     dry_run: Annotated[bool, flag("--dry-run", "Show what would change; change nothing.")] = False,
-) -> CommandResult:
+) -> None:
     """Apply changed settings without cutting requests.
 
     Models whose settings are unchanged keep their processes. Invalid settings change nothing. Exits
     with 1 if a changed model did not start; its old process then continues.
     """
-    from supervisor.cli.start import reload as call
-
-    return call(dry_run=dry_run)
 
 
-@verb(run_commands)
-def status() -> CommandResult:
+@verb(run_commands, "status.status")
+def status() -> None:
     """Show state, slots, speed and memory. Exits with 3 if the daemon is not running."""
-    from supervisor.cli.status import status as call
-
-    return call()
 
 
-@verb(run_commands)
+@verb(run_commands, "status.ui")
 def ui(
     no_browser: Annotated[
         bool, Option("--no-browser", "--print", help="Print the link instead of opening it.")
     ] = False,
     as_json: Json = False,
-) -> CommandResult:
+) -> None:
     """Open the dashboard in the browser, signed in: models, requests, logs, a chat."""
-    from supervisor.cli.status import ui as call
-
-    return call(opens=not (no_browser or as_json))
 
 
-@verb(run_commands)
+@verb(run_commands, "top.top")
 def top(
     once: Annotated[bool, flag("--once", "Print one frame and exit.")] = False,
-    interval: Annotated[
-        float, Option(min=0.2, max=60, metavar="S", help="Seconds between refreshes.")
+    interval_s: Annotated[
+        float,
+        Option("--interval", min=0.2, max=60, metavar="S", help="Seconds between refreshes."),
     ] = 1.0,
     as_json: Json = False,
-) -> CommandResult:
+) -> None:
     """Show models and the requests in flight, refreshed every second; select and cancel requests.
 
     Keys: j, k or arrows select; x cancels; a, m, t, n, c, p sort by age, model, tokens per second,
     tokens, client, phase (again: reversed); q quits. Without a terminal it prints one frame.
     """
-    from supervisor.cli.top import top as call
-
-    return call(interval, once=once or as_json)
 
 
-@verb(run_commands)
+@verb(run_commands, "history.logs")
 def logs(
     model: Annotated[str | None, word("model", "A model; none means the daemon.")] = None,
-    follow: Annotated[bool, Option("-f", "--follow", help="Show new lines until Ctrl-C.")] = False,
+    keep_reading: Annotated[
+        bool, Option("-f", "--follow", help="Show new lines until Ctrl-C.")
+    ] = False,
     lines: Annotated[int, Option("-n", min=0, max=100_000, help="How many old lines.")] = 50,
     raw: Annotated[bool, flag("--raw", "Pass control characters on.")] = False,
-) -> CommandResult:
+) -> None:
     """Show the log of a model's engines, or of the daemon."""
-    from supervisor.cli.history import logs as call
-
-    return call(model, lines, keep_reading=follow, raw=raw)
 
 
-@verb(run_commands, has_json=False)
+@verb(run_commands, "history.events", has_json=False)
 def events(
     as_json: Annotated[bool, flag("--json", "Print one JSON object a line.")] = False,
-) -> CommandResult:
+) -> None:
     """Show events as they happen, until Ctrl-C."""
-    from supervisor.cli.history import events as call
-
-    return call(as_json=as_json)
 
 
-@verb(run_commands)
-def warm(model: ModelName, file: Path) -> CommandResult:
+@verb(run_commands, "start.warm")
+def warm(model: ModelName, file: Path) -> None:
     """Prefill a prompt on a running model: a system prompt, or a chat request in .json."""
-    from supervisor.cli.start import warm as call
-
-    return call(model, file)
 
 
 service_commands = Typer(
     name="service", help="The daemon as a service of systemd.", no_args_is_help=True
 )
 
-IsUser = Annotated[
+Scope = Annotated[
     bool | None,
     Option(
-        "--user/--system", help="A service of this user or of the system. Unset: system for root."
+        "--user/--system",
+        callback=lambda is_user: (
+            "user" if is_user or (is_user is None and os.geteuid()) else "system"
+        ),
+        help="A service of this user or of the system. Unset: system for root.",
     ),
 ]
 
 
-def _scope(is_user: bool | None) -> Literal["user", "system"]:  # noqa: FBT001 (an option's value)
-    is_root = os.geteuid() == 0
-    return "user" if is_user or (is_user is None and not is_root) else "system"
-
-
-@verb(service_commands, "install")
+@verb(service_commands, "serve.install")
 def service_install(
-    user: IsUser = None,
+    scope: Scope = None,
     config: Config = None,
     start: Annotated[bool, Option(help="Start it, and apply changes, at once.")] = True,
-) -> CommandResult:
+) -> None:
     """Write the units, enable and start them. Repeat it after changes of listen, limits or keys.
 
     A service of the system runs as the user llama-corral, with /etc/llama-corral/corral.toml.
     """
-    from supervisor.cli.serve import install as call
-
-    return call(_scope(user), config, start=start)
 
 
-@verb(service_commands, "uninstall")
-def service_uninstall(user: IsUser = None) -> CommandResult:
+@verb(service_commands, "serve.uninstall")
+def service_uninstall(scope: Scope = None) -> None:
     """Stop the service and remove its units; settings and data stay."""
-    from supervisor.cli.serve import uninstall as call
-
-    return call(_scope(user))
 
 
-@verb(service_commands, "status")
-def service_status(user: IsUser = None) -> CommandResult:
+@verb(service_commands, "serve.status")
+def service_status(scope: Scope = None) -> None:
     """Show the state of the service. Exits with 3 if it is not active."""
-    from supervisor.cli.serve import status as call
-
-    return call(_scope(user))
 
 
-@verb(service_commands, "show")
+@verb(service_commands, "serve.show")
 def service_show(
-    user: IsUser = None,
+    scope: Scope = None,
     config: Config = None,
     kind: Annotated[
         Literal["systemd", "launchd", "windows"] | None,
         Option("--format", help="Unset: for this system. launchd and windows are untested."),
     ] = None,
-) -> CommandResult:
+) -> None:
     """Print the units, a launch agent or a note for Windows; install nothing."""
-    from supervisor.cli.serve import show as call
-
-    return call(_scope(user), config, kind)
 
 
 measure_commands = Typer()
 
 
-@verb(measure_commands)
-def doctor(config: Config = None) -> CommandResult:
+@verb(measure_commands, "report.doctor")
+def doctor(config: Config = None) -> None:
     """Check everything that serving needs, with a fix for each problem.
 
     Exits with 1 if something will not work. The report contains no secrets and no user name.
     """
-    from supervisor.cli.report import doctor as call
-
-    return call(config)
 
 
-@verb(measure_commands)
-def plan(model: ModelName, config: Config = None) -> CommandResult:
+@verb(measure_commands, "plan.plan")
+def plan(model: ModelName, config: Config = None) -> None:
     """Show the exact llama-server command for a model, and the origin of each flag."""
-    from supervisor.cli.plan import plan as call
-
-    return call(model, config)
 
 
-@verb(measure_commands)
+@verb(measure_commands, "history.explain_request")
 def explain(
     request_id: Annotated[
         str | None,
         word("any request", "From `corral requests --last 20`. Unset: the latest.", metavar="ID"),
     ] = None,
-) -> CommandResult:
+) -> None:
     """Show why a request took so long, and why its prompt was not in the cache."""
-    from supervisor.cli.history import explain_request as call
-
-    return call(request_id)
 
 
 @verb(measure_commands)

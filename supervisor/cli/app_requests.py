@@ -30,7 +30,7 @@ requests_commands = Typer(
 RequestId = Annotated[str, word("request", "From `corral requests`.", metavar="ID")]
 
 
-@verb(requests_commands, is_group=True)
+@verb(requests_commands)
 def requests(
     last: Annotated[
         int | None,
@@ -57,35 +57,26 @@ def requests(
     return list_past(query, since)
 
 
-@verb(requests_commands, "show")
+@verb(requests_commands, "requests.show")
 def requests_show(
     request_id: Annotated[
         str, word("any request", "From `corral requests`, or from X-Request-Id.", metavar="ID")
     ],
-) -> CommandResult:
+) -> None:
     """Show every figure of a request, and where its time went."""
-    from supervisor.cli.requests import show as call
-
-    return call(request_id)
 
 
-@verb(requests_commands, "forget")
+@verb(requests_commands, "requests.forget")
 def requests_forget(
     model: Annotated[str | None, word("model", "The model.", "--model", "-m")] = None,
     everything: Annotated[bool, flag("--all", "All models.")] = False,
-) -> CommandResult:
+) -> None:
     """Delete the stored records of ended requests; works without a daemon."""
-    from supervisor.cli.requests import forget as call
-
-    return call(model, everything=everything)
 
 
-@verb(requests_commands, "cancel")
-def requests_cancel(request_id: RequestId) -> CommandResult:
+@verb(requests_commands, "requests.cancel")
+def requests_cancel(request_id: RequestId) -> None:
     """End a request with an error, in any phase."""
-    from supervisor.cli.requests import cancel as call
-
-    return call(request_id)
 
 
 capture_commands = Typer()
@@ -177,7 +168,7 @@ def replay(  # noqa: PLR0913, PLR0917 (a command has its options)
     return call(capture_file, options)
 
 
-@verb(capture_commands)
+@verb(capture_commands, "report.report")
 def report(
     output: Annotated[
         Path | None,
@@ -187,15 +178,12 @@ def report(
         bool, flag("--with-prompts", "Keep the prompts in logs and settings.")
     ] = False,
     config: Config = None,
-) -> CommandResult:
+) -> None:
     """Write one archive for a bug report: versions, checks, plans, settings, logs and figures.
 
     It has no keys, no prompts and no answers, and neither your name nor your home directory. Works
     without a daemon, and with invalid settings.
     """
-    from supervisor.cli.report import report as call
-
-    return call(config, output, with_prompts=with_prompts)
 
 
 slots_commands = Typer(
@@ -205,31 +193,22 @@ slots_commands = Typer(
 )
 
 
-@verb(slots_commands, is_group=True)
-def slots() -> CommandResult:
+@verb(slots_commands, "status.show_tiers")
+def slots() -> None:
     """Show where the prompts of each model are kept, and how much computation that saved."""
-    from supervisor.cli.status import show_tiers as call
-
-    return call()
 
 
-@verb(slots_commands, "list")
-def slots_list() -> CommandResult:
+@verb(slots_commands, "slots.list_slots")
+def slots_list() -> None:
     """List the saved conversations."""
-    from supervisor.cli.slots import list_slots as call
-
-    return call()
 
 
-@verb(slots_commands, "save")
-def slots_save(models: Names = None) -> CommandResult:
+@verb(slots_commands, "slots.save")
+def slots_save(models: Names) -> None:
     """Save the idle slots of running models now."""
-    from supervisor.cli.slots import save as call
-
-    return call(models or [])
 
 
-@verb(slots_commands, "forget")
+@verb(slots_commands, "slots.forget")
 def slots_forget(
     model: Annotated[str | None, word("model", "The model.")] = None,
     everything: Annotated[bool, flag("--all", "All models.")] = False,
@@ -242,76 +221,58 @@ def slots_forget(
             "--request", metavar="ID", help="The conversation of a request of `corral requests`."
         ),
     ] = None,
-) -> CommandResult:
+) -> None:
     """Delete saved conversations and learned prompts, or one conversation everywhere.
 
     Works without a daemon, except with --request.
     """
-    from supervisor.cli.slots import forget as call
-
-    asked = {"model": model, "conversation": conversation, "request": request}
-    return call(**asked, everything=everything)
 
 
-@verb(slots_commands, "new-key")
+@verb(slots_commands, "key.new")
 def slots_new_key(
     file: Annotated[
         Path | None, Argument(help="Unset: the file in the settings, or slots.key beside them.")
     ] = None,
     config: Config = None,
-) -> CommandResult:
+) -> None:
     """Create a key that encrypts saved conversations; added to a file that has keys already."""
-    from supervisor.cli.key import new as call
-
-    return call(file, config)
 
 
 batch_commands = Typer(
     name="batch", help="Files of requests, computed as batches.", no_args_is_help=True
 )
 
+BatchId = Annotated[str, Argument(metavar="BATCH")]
 Output = Annotated[
     Path | None, Option(metavar="FILE.jsonl", help="Write the results there, and errors beside it.")
 ]
 
 
-@verb(batch_commands, "run")
+@verb(batch_commands, "batch.run")
 def batch_run(
     file: Annotated[Path, Argument(metavar="FILE.jsonl", help="Requests, one a line.")],
     output: Output = None,
-) -> CommandResult:
+) -> None:
     """Compute a file of requests in OpenAI's batch format, and write the results beside it.
 
     Exits with 1 if a line failed. After Ctrl-C the batch continues; a second Ctrl-C cancels it. If
     the daemon needs an API key, it is read from CORRAL_API_KEY.
     """
-    from supervisor.cli.batch import run as call
-
-    return call(file, output)
 
 
-@verb(batch_commands, "list")
-def batch_list() -> CommandResult:
+@verb(batch_commands, "batch.list_batches")
+def batch_list() -> None:
     """List the newest batches."""
-    from supervisor.cli.batch import list_batches as call
-
-    return call()
 
 
-@verb(batch_commands, "show")
-def batch_show(batch: str, output: Output = None) -> CommandResult:
+@verb(batch_commands, "batch.show")
+def batch_show(batch_id: BatchId, output: Output = None) -> None:
     """Show the progress of a batch, and the errors of its lines."""
-    from supervisor.cli.batch import show as call
-
-    return call(batch, output)
 
 
-@verb(batch_commands, "cancel")
-def batch_cancel(batch: str) -> CommandResult:
+@verb(batch_commands, "batch.cancel")
+def batch_cancel(batch_id: BatchId) -> None:
     """Cancel a batch; its results so far are kept."""
-    from supervisor.cli.batch import cancel as call
-
-    return call(batch)
 
 
 usage_commands = Typer()
@@ -348,20 +309,14 @@ record_commands = Typer(
 )
 
 
-@verb(record_commands, "show")
-def record_show() -> CommandResult:
+@verb(record_commands, "history.show_recorded")
+def record_show() -> None:
     """Show how many requests of each model are recorded: figures only, no text."""
-    from supervisor.cli.history import show_recorded as call
-
-    return call()
 
 
-@verb(record_commands, "forget")
+@verb(record_commands, "history.forget_recorded")
 def record_forget(
     model: Annotated[str | None, word("model", "The model.")] = None,
     everything: Annotated[bool, flag("--all", "All models.")] = False,
-) -> CommandResult:
+) -> None:
     """Delete the recorded figures; works without a daemon."""
-    from supervisor.cli.history import forget_recorded as call
-
-    return call(model, everything=everything)

@@ -6,25 +6,22 @@ from typing import Annotated, Final, Literal
 
 from typer import Argument, BadParameter, Option, Typer
 
-from supervisor.cli.options import Config, Models, Yes, ask, flag, read_seconds, verb, word
+from supervisor.cli.options import Config, Models, Yes, flag, read_seconds, verb, word
 from supervisor.output import CommandResult
 
 setup_commands = Typer()
 
 
-@verb(setup_commands)
+@verb(setup_commands, "init.init")
 def init(
-    models: Models = None,
+    models: Models,
     force: Annotated[bool, flag("--force", "Replace a settings file; a backup is kept.")] = False,
     config: Config = None,
-) -> CommandResult:
+) -> None:
     """Write a commented corral.toml for this machine and the models that are stored here."""
-    from supervisor.cli.init import init as call
-
-    return call(models or [], config, is_forced=force)
 
 
-@verb(setup_commands, "import")
+@verb(setup_commands, "init.import_settings", name="import")
 def import_settings(
     source: Annotated[
         list[str],
@@ -42,11 +39,8 @@ def import_settings(
         bool, flag("--write", "Write it into corral.toml, with a backup beside it.")
     ] = False,
     config: Config = None,
-) -> CommandResult:
+) -> None:
     """Turn settings of other programs into corral.toml, and list what has no equivalent."""
-    from supervisor.cli.init import import_settings as call
-
-    return call(source, kind, config, is_written=write)
 
 
 @verb(setup_commands)
@@ -93,68 +87,50 @@ config_commands = Typer(name="config", help="The settings file, corral.toml.", n
 SettingKey = Annotated[str, word("setting", "A dotted key, as proxy.listen.", metavar="KEY")]
 
 
-@verb(config_commands, "check")
-def config_check(config: Config = None) -> CommandResult:
+@verb(config_commands, "config.check")
+def config_check(config: Config = None) -> None:
     """Check the settings and plan every model, without starting anything."""
-    from supervisor.cli.config import check as call
-
-    return call(config)
 
 
-@verb(config_commands, "show")
-def config_show(config: Config = None) -> CommandResult:
+@verb(config_commands, "config.show_settings")
+def config_show(config: Config = None) -> None:
     """Show the value and origin of every setting."""
-    from supervisor.cli.config import show_settings as call
-
-    return call(config)
 
 
-@verb(config_commands, "path")
-def config_path(config: Config = None) -> CommandResult:
+@verb(config_commands, "config.paths")
+def config_path(config: Config = None) -> None:
     """Show the settings file and all directories."""
-    from supervisor.cli.config import paths as call
-
-    return call(config)
 
 
-@verb(config_commands, "set")
+@verb(config_commands, "config.set_value")
 def config_set(
     key: SettingKey,
     value: Annotated[str, Argument(help="A TOML value, or a text without quotes.")],
     config: Config = None,
-) -> CommandResult:
+) -> None:
     """Set one value in corral.toml; its comments stay, and invalid settings are refused."""
-    from supervisor.cli.config import set_value as call
-
-    return call(key, value, config)
 
 
-@verb(config_commands, "unset")
-def config_unset(key: SettingKey, config: Config = None) -> CommandResult:
+@verb(config_commands, "config.unset_value")
+def config_unset(key: SettingKey, config: Config = None) -> None:
     """Take one value or table out of corral.toml; its comments stay."""
-    from supervisor.cli.config import unset_value as call
-
-    return call(key, config)
 
 
-@verb(config_commands, "schema")
+@verb(config_commands, "config.schema")
 def config_schema(
     write: Annotated[
         bool,
         flag("--write", "Write it beside corral.toml, and name it in corral.toml for editors."),
     ] = False,
     config: Config = None,
-) -> CommandResult:
+) -> None:
     """Show the JSON Schema of corral.toml, with the meaning of every setting."""
-    from supervisor.cli.config import schema, write_schema
-
-    return write_schema(config) if write else schema()
 
 
 key_commands = Typer(name="key", help="API keys of clients.", no_args_is_help=True)
 
 
-@verb(key_commands, "add")
+@verb(key_commands)
 def key_add(  # noqa: PLR0913, PLR0917 (a command has its options)
     name: Annotated[str, Argument(help="Its name in logs and limits.")],
     models: Annotated[
@@ -202,41 +178,29 @@ def key_add(  # noqa: PLR0913, PLR0917 (a command has its options)
     return call(key, config)
 
 
-@verb(key_commands, "list")
-def key_list(config: Config = None) -> CommandResult:
+@verb(key_commands, "key.list_keys")
+def key_list(config: Config = None) -> None:
     """List the API keys with their limits."""
-    from supervisor.cli.key import list_keys as call
-
-    return call(config)
 
 
-@verb(key_commands, "remove")
-def key_remove(name: Annotated[str, word("key")], config: Config = None) -> CommandResult:
+@verb(key_commands, "key.remove")
+def key_remove(name: Annotated[str, word("key")], config: Config = None) -> None:
     """Remove an API key; a running daemon rejects it within a second."""
-    from supervisor.cli.key import remove as call
-
-    return call(name, config)
 
 
 hooks_commands = Typer(name="hooks", help="Commands run on events.", invoke_without_command=True)
 
 
-@verb(hooks_commands, is_group=True)
-def hooks(config: Config = None) -> CommandResult:
+@verb(hooks_commands, "key.list_hooks")
+def hooks(config: Config = None) -> None:
     """List the commands that [hooks] of corral.toml runs when something happens."""
-    from supervisor.cli.key import list_hooks as call
-
-    return call(config)
 
 
-@verb(hooks_commands, "test")
+@verb(hooks_commands, "key.try_hook")
 def hooks_test(
-    name: Annotated[str, word("hook", "As model_loaded.", metavar="HOOK")], config: Config = None
-) -> CommandResult:
+    hook: Annotated[str, word("hook", "As model_loaded.", metavar="HOOK")], config: Config = None
+) -> None:
     """Run the commands of a hook with an example event, and show what they print."""
-    from supervisor.cli.key import try_hook as call
-
-    return call(name, config)
 
 
 Build = Annotated[str, word("engine", "Such as b10434 or b10434-vulkan.", metavar="BUILD")]
@@ -267,34 +231,25 @@ engine_commands = Typer(
 )
 
 
-@verb(engine_commands, "list")
-def engine_list(config: Config = None) -> CommandResult:
+@verb(engine_commands, "engine.list_engines")
+def engine_list(config: Config = None) -> None:
     """List all llama-server builds found; the first is the one in use."""
-    from supervisor.cli.engine import list_engines as call
-
-    return call(config)
 
 
-@verb(engine_commands, "path")
-def engine_path(config: Config = None) -> CommandResult:
+@verb(engine_commands, "engine.path")
+def engine_path(config: Config = None) -> None:
     """Print the path of the llama-server in use."""
-    from supervisor.cli.engine import path as call
-
-    return call(config)
 
 
-@verb(engine_commands, "help")
+@verb(engine_commands, "engine.show_help")
 def engine_help(
-    flag: Annotated[str | None, Argument(help="One flag; none means all.")] = None,
+    name: Annotated[str | None, Argument(metavar="FLAG", help="One flag; none means all.")] = None,
     config: Config = None,
-) -> CommandResult:
+) -> None:
     """Show the options of the llama-server in use, read from its --help."""
-    from supervisor.cli.engine import show_help as call
-
-    return call(flag, config)
 
 
-@verb(engine_commands, "install")
+@verb(engine_commands, "engine.install")
 def engine_install(
     wanted: Wanted = "stable",
     variant: Annotated[
@@ -302,46 +257,31 @@ def engine_install(
         Option("--variant", help="The backend. Unset: the best for this machine."),
     ] = None,
     config: Config = None,
-) -> CommandResult:
+) -> None:
     """Install a release of llama.cpp beside the installed ones."""
-    from supervisor.cli.engine import install as call
-
-    return call(wanted, variant, config)
 
 
-@verb(engine_commands, "update")
-def engine_update(wanted: Wanted = "stable", config: Config = None) -> CommandResult:
+@verb(engine_commands, "engine.update")
+def engine_update(wanted: Wanted = "stable", config: Config = None) -> None:
     """Install the newest release and use it; `rollback` returns to the previous build."""
-    from supervisor.cli.engine import update as call
-
-    return call(wanted, config)
 
 
-@verb(engine_commands, "use")
-def engine_use(name: Build, config: Config = None) -> CommandResult:
+@verb(engine_commands, "engine.use")
+def engine_use(name: Build, config: Config = None) -> None:
     """Use an installed build from each model's next start; `corral reload` applies it at once."""
-    from supervisor.cli.engine import use as call
-
-    return call(name, config)
 
 
-@verb(engine_commands, "rollback")
-def engine_rollback(config: Config = None) -> CommandResult:
+@verb(engine_commands, "engine.rollback")
+def engine_rollback(config: Config = None) -> None:
     """Use the previous build; each further rollback returns to the build before that."""
-    from supervisor.cli.engine import rollback as call
-
-    return call(config)
 
 
-@verb(engine_commands, "remove")
-def engine_remove(name: Build, config: Config = None) -> CommandResult:
+@verb(engine_commands, "engine.remove")
+def engine_remove(name: Build, config: Config = None) -> None:
     """Remove an installed build that nothing uses."""
-    from supervisor.cli.engine import remove as call
-
-    return call(name, config)
 
 
-@verb(engine_commands, "canary")
+@verb(engine_commands)
 def engine_canary(  # noqa: PLR0913, PLR0917 (a command has its options)
     build: Annotated[
         str | None, word("engine", "An installed build, or the path of a llama-server.")
@@ -389,7 +329,7 @@ def engine_canary(  # noqa: PLR0913, PLR0917 (a command has its options)
 model_commands = Typer(name="model", help="GGUF files.", no_args_is_help=True)
 
 
-@verb(model_commands, "get")
+@verb(model_commands, "model.get")
 def model_get(
     name: Annotated[
         str, Argument(metavar="MODEL", help="OWNER/NAME[:QUANT], a URL, or a pinned name.")
@@ -398,98 +338,69 @@ def model_get(
     draft: Annotated[bool, Option(help="Fetch its draft model or draft heads too.")] = True,
     dry_run: Annotated[bool, flag("--dry-run", "Show the files; fetch nothing.")] = False,
     as_lines: Annotated[bool, Option("--lines", hidden=True)] = False,
-) -> CommandResult:
+) -> None:
     """Download a model, unless it is complete already.
 
     Without QUANT, the quantisation that fits this machine is chosen. A broken download continues.
     """
-    from supervisor.cli.model import get as call
-
-    companions = {"projector": projector, "draft": draft}
-    left_out = [kind for kind, is_wanted in companions.items() if not is_wanted]
-    return call(name, left_out, dry_run=dry_run, as_lines=as_lines)
 
 
-@verb(model_commands, "search")
+@verb(model_commands, "model.search")
 def model_search(
     words: Annotated[list[str], Argument(metavar="WORD...", help="Words of the name.")],
     limit: Annotated[int, Option(min=1, max=50, help="How many to show.")] = 10,
-) -> CommandResult:
+) -> None:
     """Search the hub for GGUF models; the most downloaded first."""
-    from supervisor.cli.model import search as call
-
-    return call(" ".join(words), limit)
 
 
-@verb(model_commands, "list")
-def model_list(config: Config = None) -> CommandResult:
+@verb(model_commands, "model.list_models")
+def model_list(config: Config = None) -> None:
     """List the models on this machine, wherever they are stored, and their sizes.
 
     Searches our own directory, those of `models_dir`, the Hugging Face cache, and the stores of
     llama.cpp, LM Studio and Ollama. `corral start NAME` serves any of them.
     """
-    from supervisor.cli.model import list_models as call
-
-    return call(config)
 
 
-@verb(model_commands, "show")
-def model_show(file: str) -> CommandResult:
+@verb(model_commands, "model.show_model")
+def model_show(file: str) -> None:
     """Show the metadata of a GGUF file."""
-    from supervisor.cli.model import show_model as call
-
-    return call(file)
 
 
-@verb(model_commands, "remove")
+@verb(model_commands, "model.remove")
 def model_remove(
     name: Annotated[str, Argument(help="A name of `corral model list`.")],
     yes: Yes = False,
     config: Config = None,
-) -> CommandResult:
+) -> None:
     """Delete a downloaded model, unless an engine serves it or another program keeps it."""
-    from supervisor.cli.model import remove as call
-
-    return call(name, config, ask(), yes=yes)
 
 
-@verb(model_commands, "prune")
+@verb(model_commands, "model.prune")
 def model_prune(
     dry_run: Annotated[bool, flag("--dry-run", "Show, and delete nothing.")] = False,
     yes: Yes = False,
     config: Config = None,
-) -> CommandResult:
+) -> None:
     """Delete unfinished downloads, and files of models that nothing uses."""
-    from supervisor.cli.model import prune as call
-
-    return call(config, ask(), yes=yes, dry_run=dry_run)
 
 
 profile_commands = Typer(name="profile", help="Named sets of tuned flags.", no_args_is_help=True)
 
 
-@verb(profile_commands, "list")
-def profile_list() -> CommandResult:
+@verb(profile_commands, "config.list_profiles")
+def profile_list() -> None:
     """List the profiles, shipped and your own."""
-    from supervisor.cli.config import list_profiles as call
-
-    return call()
 
 
-@verb(profile_commands, "show")
-def profile_show(name: Annotated[str, word("profile")]) -> CommandResult:
+@verb(profile_commands, "config.show_profile")
+def profile_show(name: Annotated[str, word("profile")]) -> None:
     """Show a profile's flags, with those it inherits."""
-    from supervisor.cli.config import show_profile as call
-
-    return call(name)
 
 
-@verb(profile_commands, "check")
+@verb(profile_commands, "config.check_profiles")
 def profile_check(
     name: Annotated[str | None, word("profile", "One profile; none means all.")] = None,
     config: Config = None,
-) -> CommandResult:
+) -> None:
     """Check profiles against the llama-server in use."""
-    from supervisor.cli.config import check_profiles as call
-
-    return call(name, config)

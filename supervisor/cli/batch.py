@@ -259,13 +259,13 @@ _EXAMPLE: Final = (
 )
 
 
-def run(path: Path, output: Path | None) -> CommandResult:
+def run(file: Path, output: Path | None) -> CommandResult:
     """Compute a file; exit code 0 only if every line was computed without an error."""
-    endpoint = _endpoint(path)
-    files = _output_files(output or path.with_suffix(".output.jsonl"))
+    endpoint = _endpoint(file)
+    files = _output_files(output or file.with_suffix(".output.jsonl"))
     _check_new(files)
     with BatchClient() as client:
-        batch = _create_batch(client, path, endpoint)
+        batch = _create_batch(client, file, endpoint)
         try:
             batch = wait(client, batch, ProgressMeter())
         except KeyboardInterrupt as interrupt:

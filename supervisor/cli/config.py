@@ -158,7 +158,7 @@ def paths(config: Path | None) -> CommandResult:
     return CommandResult(data, "\n".join(f"{key:10} {value}" for key, value in rows))
 
 
-def set_value(key: str, word: str, config: Path | None) -> CommandResult:
+def set_value(key: str, value: str, config: Path | None) -> CommandResult:
     """Set one value; creates the file if there is none."""
     parts = settings_edit.key_parts(key)
     path = _file(config) or directories().config / FILE_NAME
@@ -166,8 +166,8 @@ def set_value(key: str, word: str, config: Path | None) -> CommandResult:
     def edit(text: str) -> settings_edit.Edit:
         return _first_valid(
             (
-                settings_edit.with_value(text, parts, value)
-                for value in settings_edit.values_of(word)
+                settings_edit.with_value(text, parts, meaning)
+                for meaning in settings_edit.values_of(value)
             ),
             path,
         )
@@ -230,19 +230,17 @@ def _notes(path: Path, before: Settings | None, key: str) -> Iterator[str]:
         yield "a daemon runs: corral reload applies it"
 
 
-def schema() -> CommandResult:
-    made = json_schema()
-    return CommandResult(made, json.dumps(made, indent=2))
-
-
-def write_schema(config: Path | None) -> CommandResult:
-    """Write the schema beside the settings file, and name it in that file's first line."""
+def schema(config: Path | None, *, write: bool) -> CommandResult:
+    """Show the schema, or write it beside the settings file, and name it in its first line."""
+    text = json.dumps(json_schema(), indent=2)
+    if not write:
+        return CommandResult(json_schema(), text)
     path = _file(config) or directories().config / FILE_NAME
     beside = path.with_name(SCHEMA_NAME)
     try:
         if not path.parent.exists():
             make_private(path.parent)
-        write_atomic(beside, json.dumps(json_schema(), indent=2) + "\n")
+        write_atomic(beside, f"{text}\n")
     except OSError as error:
         raise AccessDenied(f"{beside} cannot be written: {error.strerror}") from error
 

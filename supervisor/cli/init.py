@@ -18,7 +18,7 @@ from proxy.auth.keys_file import FILE_NAME as KEYS_FILE
 from proxy.common.toml_text import parse_toml
 from supervisor.builds.discover import Engine
 from supervisor.builds.help import Flags
-from supervisor.cli.config import write_schema
+from supervisor.cli.config import schema
 from supervisor.cli.key import add_known
 from supervisor.cli.targets import StoredModels, choose, table_of
 from supervisor.errors import CorralError, SettingsInvalid
@@ -39,23 +39,23 @@ from supervisor.system.paths import Directories, directories
 _MODELS_MAX: Final = 20
 
 
-def init(words: Sequence[str], config: Path | None, *, is_forced: bool) -> CommandResult:
+def init(models: Sequence[str], config: Path | None, *, force: bool) -> CommandResult:
     """Write the settings file with the named models, or with all models stored here."""
     where = directories()
     path = (config or where.config / FILE_NAME).absolute()
-    if path.exists() and not is_forced:
+    if path.exists() and not force:
         raise SettingsInvalid(
             f"there is a settings file already: {path}",
             hint="corral config set KEY VALUE changes it; --force replaces it, and keeps a backup",
         )
-    tables, left_out = _choose_models(words, where)
+    tables, left_out = _choose_models(models, where)
     planner = LaunchPlanner(merge({"models": tables}, None).settings, where)
-    models = [_model(name, table, planner) for name, table in tables.items()]
+    initial = [_model(name, table, planner) for name, table in tables.items()]
     engine = None
     with suppress(CorralError):
         engine = planner.engine()
     edit: settings_edit.Edit = (
-        settings_edit.initial_text(_machine_line(machine.read(), engine), models),
+        settings_edit.initial_text(_machine_line(machine.read(), engine), initial),
         (),
     )
     notes = []
@@ -63,11 +63,11 @@ def init(words: Sequence[str], config: Path | None, *, is_forced: bool) -> Comma
         notes.append(f"the file before: {settings_edit.change_file(path, lambda _: edit).backup}")
     else:
         settings_edit.write_file(path, lambda _: edit)
-    write_schema(path)
+    schema(path, write=True)
     if left_out:
         notes.append(f"{left_out} more models are stored here: corral model list")
     next_step = "it has no model yet: corral model get smollm2 downloads one"
-    if any(model.is_usable for model in models):
+    if any(model.is_usable for model in initial):
         next_step = "corral start serves its models"
     data = {"file": str(path), "models": list(tables)}
     return CommandResult(data, f"wrote {path}\n{next_step}", tuple(notes))
@@ -127,10 +127,10 @@ _STDIN_MAX: Final = 1024**2
 
 
 def import_settings(
-    words: Sequence[str], kind: SourceKind | None, config: Path | None, *, is_written: bool
+    source: Sequence[str], kind: SourceKind | None, config: Path | None, *, write: bool
 ) -> CommandResult:
     """Convert a file, standard input or a command line; write it into corral.toml if asked."""
-    converted = _without_missing_engines(_convert(words, kind, _engine_flags(config)))
+    converted = _without_missing_engines(_convert(source, kind, _engine_flags(config)))
     text = render(converted)
     data = {
         "source": converted.source,
@@ -139,7 +139,7 @@ def import_settings(
         "notes": _sentences(converted, "notes"),
         "toml": text,
     }
-    if is_written:
+    if write:
         return _write_settings(converted, text, data, config)
     notes, keys = list(_notes(converted)), len(converted.keys)
     if keys:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+import typer
 
 from supervisor import errors
 from supervisor.cli.targets import StoredModels
@@ -21,7 +24,15 @@ from supervisor.models.metadata import Gguf
 from supervisor.models.model_lookup import OLLAMA
 from supervisor.models.repository import FoundRepository
 from supervisor.models.stored_model import STORES, StoredModel
-from supervisor.output import CommandResult, ProgressMeter, one_line, size, table, to_json
+from supervisor.output import (
+    CommandResult,
+    ProgressMeter,
+    one_line,
+    printable,
+    size,
+    table,
+    to_json,
+)
 from supervisor.settings.load import load
 from supervisor.system.files import expand_home
 from supervisor.system.paths import Directories, directories
@@ -47,10 +58,10 @@ def get_pinned(name: str, *, dry_run: bool) -> CommandResult:
     return CommandResult({"name": name, "path": str(path), "size_bytes": pin.size_bytes}, str(path))
 
 
-def show_model(word: str) -> CommandResult:
+def show_model(file: str) -> CommandResult:
     where = directories()
-    pin = pinned.pins().get(word)
-    path = pin.path(where.models) if pin else expand_home(Path(word)).absolute()
+    pin = pinned.pins().get(file)
+    path = pin.path(where.models) if pin else expand_home(Path(file)).absolute()
     facts = metadata.read(path, cache_dir=where.cache)
     return CommandResult(asdict(facts), _render_model(facts))
 
@@ -76,19 +87,19 @@ def _render_model(facts: Gguf) -> str:
     return "\n".join(f"{label:15} {one_line(value)}" for label, value in rows.items())
 
 
-def get(
-    word: str, left_out: Collection[str], *, dry_run: bool = False, as_lines: bool = False
-) -> CommandResult:
+def get(name: str, *, projector: bool, draft: bool, dry_run: bool, as_lines: bool) -> CommandResult:
     """Fetch a model, with progress on stderr; Ctrl-C keeps the data received so far.
 
     `as_lines`: write progress and `result` or `error` as JSON lines. Raises NoSuchModel,
     DownloadFailed, HubAccessDenied, DiskFull, OutOfMemory, ModelInvalid, or Interrupted.
     """
     meter = TransferMeter(as_json=as_lines)
+    companions = {"projector": projector, "draft": draft}
+    left_out = [kind for kind, is_wanted in companions.items() if not is_wanted]
     if not as_lines:
-        return _get(word, left_out, meter, dry_run=dry_run)
+        return _get(name, left_out, meter, dry_run=dry_run)
     try:
-        data = _get(word, left_out, meter, dry_run=dry_run).data
+        data = _get(name, left_out, meter, dry_run=dry_run).data
     except errors.CorralError as error:
         text = to_json({"error": error.as_json()})
         return CommandResult(None, text, exit_code=error.exit_code)
@@ -194,11 +205,7 @@ def _disks(places: Iterable[Root]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-# Asks a yes-or-no question; None without a terminal to ask on.
-Ask = Callable[[str], bool] | None
-
-
-def remove(name: str, config: Path | None, ask: Ask, *, yes: bool) -> CommandResult:
+def remove(name: str, config: Path | None, *, yes: bool) -> CommandResult:
     """Delete a model that no engine serves.
 
     Raises NoSuchModel, ModelKept if another program owns it, ModelInUse if an engine runs it, or
@@ -221,7 +228,7 @@ def remove(name: str, config: Path | None, ask: Ask, *, yes: bool) -> CommandRes
     files = catalogue.files_to_remove(found)
     freed = catalogue.bytes_of(files)
     question = f"remove {found.name}, {size(freed)} in {found.path.parent}?"
-    if not _confirm(question, ask, yes=yes):
+    if not (yes or _confirm(question)):
         return CommandResult({"removed": [], "freed_bytes": 0}, "nothing was removed")
     _delete(files, found.root)
     left = [name for name, model in settings.models.items() if model.path in found.files]
@@ -235,7 +242,7 @@ def remove(name: str, config: Path | None, ask: Ask, *, yes: bool) -> CommandRes
     return CommandResult(data, f"removed {found.name}: {size(freed)}", notes)
 
 
-def prune(config: Path | None, ask: Ask, *, yes: bool, dry_run: bool) -> CommandResult:
+def prune(config: Path | None, *, yes: bool, dry_run: bool) -> CommandResult:
     where = directories()
     stored = StoredModels(load(config, config_dir=where.config).settings, where)
     notes: list[str] = []
@@ -256,7 +263,7 @@ def prune(config: Path | None, ask: Ask, *, yes: bool, dry_run: bool) -> Command
         return CommandResult(data, "nothing to prune", tuple(notes))
     if dry_run:
         return CommandResult(data, f"{shown}\n\n{size(freed)} would be freed", tuple(notes))
-    if not _confirm(f"{shown}\n\nremove these files, {size(freed)}?", ask, yes=yes):
+    if not (yes or _confirm(f"{shown}\n\nremove these files, {size(freed)}?")):
         return CommandResult({"files": [], "freed_bytes": 0}, "nothing was removed", tuple(notes))
     for root in dict.fromkeys(root for _, root, _ in found):
         _delete([path for path, its_root, _ in found if its_root == root], root)
@@ -283,14 +290,12 @@ def _check_unused(model: StoredModel, where: Directories) -> None:
             )
 
 
-def _confirm(question: str, ask: Ask, *, yes: bool) -> bool:
-    if yes:
-        return True
-    if ask is None:
+def _confirm(question: str) -> bool:
+    if not sys.stdin.isatty():
         raise errors.NotConfirmed(
             "nothing was removed: there is no terminal to ask at", hint="add --yes"
         )
-    return ask(question)
+    return typer.confirm(printable(question), err=True)
 
 
 def _delete(files: Sequence[Path], root: Path) -> None:
@@ -307,15 +312,16 @@ def _delete(files: Sequence[Path], root: Path) -> None:
 _REQUESTS_AT_ONCE: Final = 8
 
 
-def search(words: str, limit: int) -> CommandResult:
+def search(words: Sequence[str], limit: int) -> CommandResult:
     """Search by words; raises DownloadFailed or HubAccessDenied."""
     from supervisor.models.hub import HubClient
 
     client = HubClient()
-    found = client.search(words, limit)
+    wanted = " ".join(words)
+    found = client.search(wanted, limit)
     with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:
         sizes = list(pool.map(lambda model: _quantisations(model.repo, client), found))
-    notes = () if found else (f"the hub has no GGUF repository for {words!r}",)
+    notes = () if found else (f"the hub has no GGUF repository for {wanted!r}",)
     data = [
         {**asdict(repository), "quantisations": quantisations}
         for repository, quantisations in zip(found, sizes, strict=True)

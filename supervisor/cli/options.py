@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from typer import Argument, BadParameter, Context, Option
 
-from supervisor.output import CommandResult, printable, run_command
+from supervisor.output import CommandResult, run_command
 
 if TYPE_CHECKING:
     from supervisor.cli.targets import Kind
@@ -77,6 +77,17 @@ def word(kind: Kind, text: str | None = None, *names: str, metavar: str | None =
     return Argument(help=text, metavar=metavar, autocompletion=offer(kind))
 
 
+def words(text: str) -> Any:
+    """Return an argument of any number of models."""
+    return Argument(
+        help=text,
+        metavar="[MODEL]...",
+        autocompletion=offer("model"),
+        default_factory=list,
+        show_default=False,
+    )
+
+
 def flag(name: str, text: str) -> Any:
     """Return an option without a value."""
     return Option(name, help=text)
@@ -85,39 +96,48 @@ def flag(name: str, text: str) -> Any:
 Config = Annotated[Path | None, Option("--config", help="Read this settings file.")]
 Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask.")]
 Listen = Annotated[str | None, Option("--listen", help="HOST:PORT for clients; port 0: any.")]
-Models = Annotated[
-    list[str] | None,
-    word("model", "Names from corral.toml, fetched models, or GGUFs.", metavar="[MODEL]..."),
-]
-Names = Annotated[list[str] | None, word("model", "Names; none means all.", metavar="[MODEL]...")]
+Models = Annotated[list[str], words("Names from corral.toml, fetched models, or GGUFs.")]
+Names = Annotated[list[str], words("Names; none means all.")]
 ModelName = Annotated[str, word("model", metavar="MODEL")]
 Json = Annotated[bool, Option("--json", help="Print one JSON envelope.")]
-P = ParamSpec("P")
 
 
 def verb(
-    group: typer.Typer, name: str = "", *, is_group: bool = False, has_json: bool = True
-) -> Callable[[Callable[P, CommandResult]], Callable[P, CommandResult]]:
+    group: typer.Typer, target: str = "", *, name: str = "", has_json: bool = True
+) -> Callable[[Callable[..., CommandResult | None]], Callable[..., None]]:
     """Make a function a command of a group, with --json, which shows its result and exits.
 
+    A command with the name of its group is what the group does without a command.
+
     Args:
-        name: Unset: the function's name.
-        is_group: It is what the group does without a command.
+        target: `MODULE.FUNCTION` of this package, to call instead with the same arguments.
+        name: Unset: the function's name, without that of the group.
         has_json: Whether to add --json; a function may take it as `as_json`.
     """
 
-    def declare(call: Callable[P, CommandResult]) -> Callable[P, CommandResult]:
-        own = name or call.__name__
-        signature = inspect.signature(call, eval_str=True)
+    def declare(declared: Callable[..., CommandResult | None]) -> Callable[..., None]:
+        signature = inspect.signature(declared, eval_str=True)
         takes_json = "as_json" in signature.parameters
-        label = own if is_group else f"{group.info.name or ''} {own}".strip()
+        of_group = group.info.name or ""
+        own = name or declared.__name__.removeprefix(f"{of_group}_").replace("_", "-")
+        is_group = own == of_group
+        label = own if is_group else f"{of_group} {own}".strip()
 
-        @functools.wraps(call)
+        @functools.wraps(declared)
         def run(context: Context, *, as_json: bool = False, **options: Any) -> None:
-            if not (is_group and context.invoked_subcommand):
-                options |= {"as_json": as_json} if takes_json else {}
-                bound = functools.partial(call, **options)
-                raise typer.Exit(run_command(label, bound, as_json=as_json and has_json))
+            if is_group and context.invoked_subcommand:
+                return
+            options |= {"as_json": as_json} if takes_json else {}
+
+            def call() -> CommandResult:
+                function: Callable[..., Any] = declared
+                if target:
+                    module, _, attribute = target.partition(".")
+                    function = getattr(import_module(f"supervisor.cli.{module}"), attribute)
+                result: CommandResult = function(**options)
+                return result
+
+            raise typer.Exit(run_command(label, call, as_json=as_json and has_json))
 
         keyword = inspect.Parameter.KEYWORD_ONLY
         added = [inspect.Parameter("context", keyword, annotation=Context)]
@@ -126,16 +146,9 @@ def verb(
         parameters = [*signature.parameters.values(), *added]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         (group.callback() if is_group else group.command(own))(run)
-        return call
+        return run
 
     return declare
-
-
-def ask() -> Callable[[str], bool] | None:
-    """Return a function that asks a yes-or-no question; None without a terminal."""
-    if not sys.stdin.isatty():
-        return None
-    return lambda question: typer.confirm(printable(question), err=True)
 
 
 def names_of(text: str) -> tuple[str, ...]:

@@ -120,9 +120,9 @@ def _total_bytes(taken: Estimate) -> int:
     return sum(take.total for take in (taken.host, *taken.devices.values(), *workers))
 
 
-def plan(word: str, config: Path | None) -> CommandResult:
+def plan(model: str, config: Path | None) -> CommandResult:
     where = directories()
-    targets = choose([word], config, where)
+    targets = choose([model], config, where)
     known = KnownWorkers()
     planner = LaunchPlanner(targets.loaded.settings, where, known_workers=known)
     (name,) = targets.names

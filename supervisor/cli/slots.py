@@ -34,10 +34,10 @@ def list_slots() -> CommandResult:
     return CommandResult(found, text, notes)
 
 
-def save(words: Sequence[str]) -> CommandResult:
+def save(models: Sequence[str]) -> CommandResult:
     """Save the idle slots of running models, then list all saved conversations."""
     client = Client(directories().control_socket)
-    names = resolve_running(words, client.status()) if words else []
+    names = resolve_running(models, client.status()) if models else []
     found = follow(client.save_slots(names))
     text = render(found) if found else "no idle slot was worth saving"
     return CommandResult(found, text, tuple(_not_persisted_notes()))

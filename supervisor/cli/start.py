@@ -27,19 +27,19 @@ from supervisor.system.daemon_lock import read_owner
 from supervisor.system.paths import Directories, directories
 
 
-def stop(words: Sequence[str]) -> CommandResult:
+def stop(models: Sequence[str]) -> CommandResult:
     """Stop the named models, or the daemon; no error if nothing runs."""
     where = directories()
     try:
-        if not words:
+        if not models:
             return stop_daemon(where)
-        return _take_down(Client(where.control_socket), "stop", "stopped", words)
+        return _take_down(Client(where.control_socket), "stop", "stopped", models)
     except errors.NotRunning:
         return CommandResult({"running": False}, "the daemon is not running")
 
 
-def unload(words: Sequence[str]) -> CommandResult:
-    return _take_down(Client(directories().control_socket), "unload", "unloaded", words)
+def unload(models: Sequence[str]) -> CommandResult:
+    return _take_down(Client(directories().control_socket), "unload", "unloaded", models)
 
 
 def _take_down(client: Client, verb: str, done: str, words: Sequence[str]) -> CommandResult:
@@ -93,7 +93,7 @@ _POLL_S: Final = 0.05
 
 
 def start(
-    words: Sequence[str], config: Path | None, listen: str | None, *, wait: bool
+    models: Sequence[str], config: Path | None, listen: str | None, *, wait: bool
 ) -> CommandResult:
     """Start models; starts a daemon in the background if none runs, otherwise adds missing models.
 
@@ -106,13 +106,13 @@ def start(
         status = client.status()
     except errors.NotRunning:
         try:
-            names = spawn_daemon(words, settings_options(config, listen), where)
+            names = spawn_daemon(models, settings_options(config, listen), where)
         except errors.DaemonBusy:
             status = _await_status(client)
         else:
             return _start_first(client, names, where, wait=wait)
     _check_same(status, config, listen)
-    return _command_adding(client, "start", words, status, wait=wait)
+    return _command_adding(client, "start", models, status, wait=wait)
 
 
 def _check_same(status: messages.DaemonStatus, config: Path | None, listen: str | None) -> None:
@@ -131,14 +131,14 @@ def _check_same(status: messages.DaemonStatus, config: Path | None, listen: str 
         )
 
 
-def restart(words: Sequence[str]) -> CommandResult:
+def restart(models: Sequence[str]) -> CommandResult:
     client = Client(directories().control_socket)
-    return _command(client, "restart", resolve_running(words, client.status()), wait=True)
+    return _command(client, "restart", resolve_running(models, client.status()), wait=True)
 
 
-def load(words: Sequence[str]) -> CommandResult:
+def load(models: Sequence[str]) -> CommandResult:
     client = Client(directories().control_socket)
-    return _command_adding(client, "load", words, client.status(), wait=True)
+    return _command_adding(client, "load", models, client.status(), wait=True)
 
 
 def _command_adding(

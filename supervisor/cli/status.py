@@ -311,10 +311,11 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def ui(*, opens: bool) -> CommandResult:
-    """Open the dashboard, signed in; without a browser, or unless `opens`, show its link."""
+def ui(*, no_browser: bool, as_json: bool) -> CommandResult:
+    """Open the dashboard, signed in, or show its link."""
     import webbrowser
 
+    opens = not (no_browser or as_json)
     link, is_opened = Client(directories().control_socket).dashboard_link(), False
     with suppress(webbrowser.Error):
         is_opened = opens and shows_windows(os.environ, sys.platform) and webbrowser.open(link)

@@ -112,7 +112,7 @@ def test_status_imports_nothing_slow(configured: CorralCli) -> None:
         check=True,
     )
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "supervisor.cli.status" in imported
+    assert "supervisor.daemon.control_client" in imported
     assert not imported & {"aiohttp", "httpx", "gguf", "numpy", "psutil", "rich", "structlog"}
 
 
