@@ -26,7 +26,7 @@ import orjson
 from proxy.errors import Unfinished
 from proxy.router.lease import Completion
 from proxy.upstream.endpoint_kinds import EndpointKind
-from proxy.upstream.http1 import InvalidEvent, Splitter, objects_of
+from proxy.upstream.http1 import InvalidEvent, Splitter
 from proxy.upstream.upstream import Timings
 
 
@@ -137,6 +137,7 @@ def token_timings(cached: int, computed: int, decoded: int) -> Mapping[str, int]
 # Members that the whole answer does not take from the last piece of choice 0.
 _OURS: Final = frozenset({"choices", "object", "prompt_progress", "usage", "timings"})
 _CHOICES_MAX: Final = 1024
+_NOTHING: Final[Mapping[str, Any]] = {}
 
 
 @dataclass(slots=True)
@@ -158,27 +159,22 @@ class ToolCall:
         return {"type": self.type, "function": function, "id": self.id}
 
 
-@dataclass(slots=True)
 class _Choice:
-    content: bytearray = field(default_factory=bytearray)
-    reasoning: bytearray = field(default_factory=bytearray)
-    calls: dict[int, ToolCall] = field(default_factory=dict)
-    finish_reason: str | None = None
-    last: Mapping[str, Any] = field(default_factory=dict)
-    figures: dict[str, Any] = field(default_factory=dict)
-    tokens: int = 0  # pieces with content
+    __slots__ = "calls", "content", "figures", "finish_reason", "last", "reasoning", "tokens"
 
-    def add(self, piece: Mapping[str, Any]) -> None:
-        delta = piece.get("delta") or {}
-        if text := delta.get("content") or piece.get("text"):
-            self.content += text.encode()
-            self.tokens += 1
-        if len(delta) > 1 or not text:  # most pieces have nothing but content
-            if text := delta.get("reasoning_content"):
-                self.reasoning += text.encode()
-            for call in delta.get("tool_calls") or ():
-                self.calls.setdefault(call["index"], ToolCall()).add(call)
-        self.finish_reason = piece.get("finish_reason") or self.finish_reason
+    def __init__(self) -> None:
+        self.content, self.reasoning = bytearray(), bytearray()
+        self.calls: dict[int, ToolCall] = {}
+        self.finish_reason: str | None = None
+        self.last: Mapping[str, Any] = _NOTHING
+        self.figures: dict[str, Any] = {}
+        self.tokens = 0  # pieces with content
+
+    def add_thought_and_calls(self, delta: Mapping[str, Any]) -> None:
+        if text := delta.get("reasoning_content"):
+            self.reasoning += text.encode()
+        for call in delta.get("tool_calls") or ():
+            self.calls.setdefault(call["index"], ToolCall()).add(call)
 
     @property
     def is_blank(self) -> bool:
@@ -202,8 +198,8 @@ class ChatAssembler(Assembler):
     def __init__(self, *, is_chat: bool) -> None:
         self._is_chat = is_chat
         self._choices: dict[int, _Choice] = {}
-        self._latest = _Choice()
-        self._body: Mapping[str, Any] = {}
+        self._latest = _Choice()  # the first one, once there is any
+        self._body: Mapping[str, Any] = _NOTHING
 
     @property
     def is_blank(self) -> bool:
@@ -211,19 +207,28 @@ class ChatAssembler(Assembler):
 
     def add(self, piece: Mapping[str, Any]) -> None:
         for part in piece["choices"]:
-            if (choice := self._choices.get(part["index"])) is None:
-                choice = self._choices[part["index"]] = _Choice()
-                self.is_complete = False
-            choice.add(part)
-            choice.last = piece
-            if choice.finish_reason:
+            choice = self._choices.get(part["index"]) or self._begin(part["index"])
+            self._latest, choice.last = choice, piece
+            delta = part.get("delta") or _NOTHING
+            if text := delta.get("content") or part.get("text"):
+                choice.content += text.encode()
+                choice.tokens += 1
+            if len(delta) > 1 or not text:  # most pieces have nothing but content
+                choice.add_thought_and_calls(delta)
+            if finish_reason := part.get("finish_reason"):
+                choice.finish_reason = finish_reason
                 self.is_complete = all(other.finish_reason for other in self._choices.values())
-            self._latest = choice
-        if len(self._choices) > _CHOICES_MAX:
+        if "usage" in piece:
+            self._latest.figures["usage"] = piece["usage"]
+        if "timings" in piece:
+            self._latest.figures["timings"] = piece["timings"]
+
+    def _begin(self, index: int) -> _Choice:
+        if len(self._choices) >= _CHOICES_MAX:
             raise InvalidEvent(f"it has more than {_CHOICES_MAX} choices")
-        for name in ("usage", "timings"):
-            if name in piece:
-                self._latest.figures[name] = piece[name]
+        choice = self._choices[index] = _Choice() if self._choices else self._latest
+        self.is_complete = False
+        return choice
 
     def partial_text(self) -> Unfinished | None:
         """Return the text of a chat whose stream broke off; None if it has more than text."""
@@ -455,23 +460,17 @@ class CompletedResponse:
     def __init__(self, kind: EndpointKind, *, is_stream: bool) -> None:
         self._is_stream = is_stream
         self._chunks: list[bytes] = []
-        self._batch_bytes = 0
-        self._total_bytes = 0
+        self._batch_bytes = self._total_bytes = 0
+        self._batch_max = _BATCH_BYTES if is_stream else _TOTAL_MAX_BYTES
         self._splitter = Splitter()
         # None for a response that is too long or has another format
         self._reader: ResponseReader | None = reader_for(kind)
 
     def feed(self, chunk: bytes) -> None:
         """Take bytes that were passed on; most calls only append them to a list."""
-        self._total_bytes += len(chunk)
-        self._batch_bytes += len(chunk)
-        if self._total_bytes > _TOTAL_MAX_BYTES:
-            self._reader = None
-        if self._reader is None:
-            self._chunks.clear()
-            return
         self._chunks.append(chunk)
-        if self._is_stream and self._batch_bytes > _BATCH_BYTES:
+        self._batch_bytes += len(chunk)
+        if self._batch_bytes > self._batch_max:
             self._read_batch()
 
     def close(self, last: bytes) -> Completion:
@@ -495,15 +494,17 @@ class CompletedResponse:
         return None
 
     def _read_batch(self) -> None:
-        batch, self._batch_bytes = b"".join(self._chunks), 0
-        self._chunks.clear()
-        if self._reader is None:
-            return
+        reader, chunks = self._reader, self._chunks
+        self._chunks = []
+        self._total_bytes += self._batch_bytes
+        self._batch_bytes = 0
         try:
-            if not self._is_stream:
-                self._reader.take(orjson.loads(batch))
-                return
-            for piece in filter(None, objects_of(self._splitter.feed(batch))):
-                self._reader.add(piece)
+            if reader is None or self._total_bytes > _TOTAL_MAX_BYTES:
+                self._reader, self._batch_max = None, 0
+            elif self._is_stream:
+                for piece in self._splitter.objects(b"".join(chunks)):
+                    reader.add(piece)
+            else:
+                reader.take(orjson.loads(b"".join(chunks)))
         except (InvalidEvent, ValueError, LookupError, TypeError, AttributeError):
             self._reader = None

@@ -63,7 +63,7 @@ from proxy.router.lease import Completion, Lease
 from proxy.router.router import Router
 from proxy.upstream.client import UpstreamResponse
 from proxy.upstream.endpoint_kinds import EndpointKind, is_single
-from proxy.upstream.http1 import DONE, InvalidEvent, Splitter, has_done, members_of, objects_of
+from proxy.upstream.http1 import DONE, InvalidEvent, Splitter, members_of
 
 _COMPLETIONS: Final = frozenset({EndpointKind.CHAT, EndpointKind.COMPLETION})
 _ASSEMBLED: Final = _COMPLETIONS | {
@@ -258,8 +258,7 @@ class ResponseRelay:
             if not client_response.put(chunk):
                 return False
             before = chunk
-            progress.receive_token(chunk)
-            progress.is_awaiting_upstream = True
+            progress.count_chunk(chunk)
             completed.feed(chunk)
             return True
 
@@ -271,7 +270,8 @@ class ResponseRelay:
                 completed.feed(last)
                 before = last
                 last = await response.read(pass_on)
-                progress.receive_token(last)
+                progress.is_awaiting_upstream = False
+                progress.count_chunk(last)
         except UpstreamFailed:
             self._lease.unfinished = completed.partial_text()
             raise
@@ -296,10 +296,9 @@ class ResponseRelay:
             if not chunk:
                 raise self._broken_off()
             part = prefill_filter.feed(chunk)
+            self._progress.receive(chunk)
             if prefill_filter.is_over:
-                self._progress.receive_token(chunk)
-            else:
-                self._progress.receive(chunk)
+                self._progress.count_token()
             if prefill_filter.latest:
                 self._progress.set_prompt(*prefill_filter.latest)
             if part:
@@ -317,16 +316,13 @@ class ResponseRelay:
     async def _assemble(self) -> bool:
         """Send the assembled response; return False, with nothing sent, if it is blank."""
         assembler = assemblers.assembler_for(self._request.kind, self._request.json)
-        splitter = Splitter()
-        total_bytes, is_done = 0, _ENDS.get(self._request.kind) != DONE
+        splitter, total_bytes = Splitter(), 0
         while chunk := await self._read():
             self._progress.receive(chunk)
             total_bytes += len(chunk)
             if total_bytes > _ASSEMBLED_MAX_BYTES:
                 raise UpstreamFailed(f"the response of {self._name} is too long; request a stream")
-            events = splitter.feed(chunk)
-            is_done = is_done or has_done(events)
-            for piece in objects_of(events):
+            for piece in splitter.objects(chunk):
                 if "error" in piece:  # the client requested a whole response
                     body = orjson.dumps(piece)
                     status = upstream_errors.status_of(parse_error(body) or {})
@@ -334,7 +330,8 @@ class ResponseRelay:
                     return True
                 self._add(assembler, piece)
             self._progress.is_awaiting_upstream = True
-        if not is_done or not assembler.is_complete:
+        is_cut = _ENDS.get(self._request.kind) == DONE and not splitter.has_done
+        if is_cut or not assembler.is_complete:
             raise self._broken_off()
         if assembler.is_blank:
             self._lease.report(assemblers.completion_of(assembler).all_choices)
@@ -346,13 +343,16 @@ class ResponseRelay:
         return True
 
     def _add(self, assembler: assemblers.Assembler, piece: Mapping[str, Any]) -> None:
-        if progress := progress_of(piece):
-            self._progress.set_prompt(*progress)
+        progress = self._progress
+        if progress.decoded and self._request.slots == 1:  # nothing but tokens follows
+            progress.decoded += 1
+        elif figures := progress_of(piece):
+            progress.set_prompt(*figures)
         elif not is_start(piece):
             if prompt := prompt_of(piece):
-                self._progress.set_prompt(*prompt)
+                progress.set_prompt(*prompt)
             self._client_response.record.timeline.note_token()
-            self._progress.count_token()
+            progress.count_token()
         try:
             assembler.add(piece)
         except (LookupError, TypeError, AttributeError) as error:

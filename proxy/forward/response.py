@@ -397,7 +397,8 @@ class ClientResponse(Response):
         self._request = request
         self._last_chunk = self.api.piece_end
         self._response: web.StreamResponse | None = None
-        self._is_chunked = self._can_put = False
+        self._is_chunked = False
+        self._transport: asyncio.Transport | None = None  # for `put`, once the header is sent
         self._extra_headers: Mapping[str, str] = {}
         self._requested_model: str | None = None
         self._pings: Pings | None = None
@@ -440,10 +441,8 @@ class ClientResponse(Response):
         Returns False, with nothing sent, if the kernel has not yet taken the bytes sent before, if
         the client has left, or if a transform fails; `write` or `finish` then raises the error.
         """
-        transport = self._request.transport
+        transport = self._transport
         if transport is None or transport.is_closing() or transport.get_write_buffer_size():
-            return False
-        if not self._can_put:
             return False
         if self._transforms:
             try:
@@ -454,7 +453,7 @@ class ClientResponse(Response):
             if not chunk:
                 return True
         self._last_chunk = chunk
-        self.record.count(chunk)
+        self.record.bytes_out += len(chunk)
         transport.write(_FRAME % (len(chunk), chunk) if self._is_chunked else chunk)
         return True
 
@@ -503,7 +502,8 @@ class ClientResponse(Response):
         self.record.count(chunk)
         with self._time_write(len(chunk)):
             await self.response.write(chunk)
-        self._can_put = can_write_past_aiohttp()  # now that the header is sent
+        if self._transport is None and can_write_past_aiohttp():  # now that the header is sent
+            self._transport = self._request.transport
 
     async def _send_last(self, last: bytes) -> None:
         self.record.count(last)

@@ -35,7 +35,7 @@ from proxy.observe.record import AccessRecord
 from proxy.request.request import ProxyRequest
 from proxy.router.lease import Lease
 from proxy.upstream.endpoint_kinds import EndpointKind
-from proxy.upstream.http1 import Splitter, members_of, objects_of
+from proxy.upstream.http1 import Splitter, members_of
 
 _KINDS: Final = frozenset({EndpointKind.CHAT, EndpointKind.RESPONSES})
 _FORMATS: Final = frozenset({"response_format", "json_schema"})
@@ -86,7 +86,7 @@ class CallOnly(StreamTransform):
         if self.is_call:
             return chunk
         self._held += chunk
-        for piece in objects_of(self._splitter.feed(chunk)):
+        for piece in self._splitter.objects(chunk):
             if _begins_call(piece):
                 self.is_call = True
                 return bytes(self._held)

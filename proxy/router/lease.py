@@ -79,24 +79,18 @@ class ResponseProgress:
         if chunk.strip(_PING):
             self.bytes_received += len(chunk)
 
-    def receive_token(self, chunk: bytes) -> None:
-        """Do what `receive` and `count_token` do, in one call for each token."""
-        self.is_awaiting_upstream = False
-        if chunk.strip(_PING):
-            self.bytes_received += len(chunk)
-        self.decoded += 1
-        if self.first_token_at_s is None:
-            self._note_first_token()
-
     def count_token(self) -> None:
         self.decoded += 1
         if self.first_token_at_s is None:
-            self._note_first_token()
+            self.first_token_at_s = self._clock()
+            if self._on_first_token:
+                self._on_first_token()
 
-    def _note_first_token(self) -> None:
-        self.first_token_at_s = self._clock()
-        if self._on_first_token:
-            self._on_first_token()
+    def count_chunk(self, chunk: bytes) -> None:
+        """Count a chunk after the first token; chunks are taken for tokens."""
+        self.decoded += 1
+        if chunk[:1] not in _PING or chunk.strip(_PING):
+            self.bytes_received += len(chunk)
 
     def set_prompt(self, done: int, total: int, cached: int) -> None:
         """Set the progress that the instance reports, in tokens; cached tokens count as done.

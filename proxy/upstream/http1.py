@@ -14,7 +14,7 @@ each, and sends `:` lines as pings.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Final, cast
@@ -25,7 +25,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 EVENT_MAX_BYTES: Final = 4 * 1024**2
 DONE: Final = b"[DONE]"
 
-_DONE_EVENT: Final = b"data: [DONE]\n\n"
+_DONE_END: Final = b"\n\ndata: [DONE]"
 _BLANK: Final = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r(?!\n))")
 # The length of the longest blank line without its last byte.
 _OVERLAP_BYTES: Final = 3
@@ -39,6 +39,7 @@ class Splitter:
     """Splits a stream into events of at most `EVENT_MAX_BYTES`."""
 
     def __init__(self) -> None:
+        self.has_done = False  # Whether `objects` has read the end mark `[DONE]`.
         self._rest = b""
 
     def feed(self, chunk: bytes) -> list[bytes]:
@@ -59,6 +60,31 @@ class Splitter:
         if len(stream) > EVENT_MAX_BYTES < max(len(self._rest), *map(len, events), 0):
             raise InvalidEvent(f"an event is longer than {EVENT_MAX_BYTES} bytes")
         return events
+
+    def objects(self, chunk: bytes) -> list[Mapping[str, Any]]:
+        """Add the next bytes; return the JSON objects in the events that they complete, in order.
+
+        One call of the parser reads all events, if they are in the engine's format: on one line.
+
+        Raises InvalidEvent: the data of an event is not JSON, or it is longer than the limit.
+        """
+        stream = self._rest + chunk
+        if stream.startswith(b"data: {") and len(stream) <= EVENT_MAX_BYTES and b"\r" not in stream:
+            if (end := stream.rfind(b"\n\n")) < 0:
+                self._rest = stream
+                return []
+            text = stream[6:end]
+            if is_done := text.endswith(_DONE_END):
+                text = text[: -len(_DONE_END)]
+            with suppress(orjson.JSONDecodeError):  # an event has several lines, or is not JSON
+                values = orjson.loads(b"[%b]" % text.replace(b"\n\ndata: ", b","))
+                self._rest, self.has_done = stream[end + 2 :], is_done or self.has_done
+                if {*map(type, values)} == {dict}:
+                    return cast("list[Mapping[str, Any]]", values)
+                return [value for value in values if isinstance(value, dict)]
+        events = self.feed(chunk)
+        self.has_done = self.has_done or any(data_of(event) == DONE for event in events)
+        return [members for event in events if (members := members_of(event)) is not None]
 
     def take_rest(self) -> bytes:
         """Remove and return the bytes of the incomplete event."""
@@ -101,31 +127,6 @@ def members_of(event: bytes) -> Mapping[str, Any] | None:
     except orjson.JSONDecodeError as error:
         raise InvalidEvent(f"an event is not JSON: {error}") from error
     return value if isinstance(value, dict) else None
-
-
-def has_done(events: Iterable[bytes]) -> bool:
-    return any(
-        event == _DONE_EVENT or data_of(event) == DONE
-        for event in events
-        if not event.startswith(b"data: {")
-    )
-
-
-def objects_of(events: Sequence[bytes]) -> list[Mapping[str, Any]]:
-    """Return the JSON objects in events, in order; one parser call for events in engines' format.
-
-    Raises InvalidEvent: the data of an event is not JSON.
-    """
-    with_data = [event for event in events if event != _DONE_EVENT]
-    texts = [event[6:-2] for event in with_data if event.startswith(b"data: {")]
-    if len(texts) == len(with_data):
-        with suppress(orjson.JSONDecodeError):  # an event has several lines, or is not JSON
-            return [
-                value
-                for value in orjson.loads(b"[%b]" % b",".join(texts))
-                if isinstance(value, dict)
-            ]
-    return [members for event in events if (members := members_of(event)) is not None]
 
 
 _HEAD_MAX_BYTES: Final = 64 * 1024
@@ -217,26 +218,27 @@ class Response:
                 at += len(piece)
                 pieces.append(piece)
                 continue
-            end = data.find(b"\r\n", at)
-            if (end if end >= 0 else size) - at > _LINE_MAX_BYTES:
-                raise InvalidResponse(
-                    f"a line of its framing is longer than {_LINE_MAX_BYTES} bytes"
-                )
+            end = data.find(b"\r\n", at, at + _LINE_MAX_BYTES + 2)
             if end < 0:
+                if size - at > _LINE_MAX_BYTES:
+                    raise InvalidResponse(
+                        f"a line of its framing is longer than {_LINE_MAX_BYTES} bytes"
+                    )
                 self._rest = data[at:]
                 break
-            line, at = data[at:end], end + 2
-            if self._expects != _SIZE:
-                self._take_line(line)
-            elif left := _chunk_bytes(line):
-                stop = at + left
-                if data.startswith(b"\r\n", stop):  # all of the chunk is here
-                    pieces.append(data[at:stop])
-                    at = stop + 2
-                else:
-                    self._left_bytes, self._expects = left, _END
+            if self._expects:
+                self._take_line(data[at:end])
+                at = end + 2
+                continue
+            left, at = _chunk_bytes(data[at:end]), end + 2
+            while left and data.startswith(b"\r\n", stop := at + left):  # all of the chunk is here
+                pieces.append(data[at:stop])
+                at = stop + 2
+                if (end := data.find(b"\r\n", at, at + _LINE_MAX_BYTES + 2)) < 0:
+                    break
+                left, at = _chunk_bytes(data[at:end]), end + 2
             else:
-                self._expects = _TRAILER
+                self._left_bytes, self._expects = left, _END if left else _TRAILER
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _take_line(self, line: bytes) -> None:

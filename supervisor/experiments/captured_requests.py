@@ -13,7 +13,7 @@ import orjson
 
 from proxy.forward.assemblers import assembler_for
 from proxy.upstream.endpoint_kinds import EndpointKind
-from proxy.upstream.http1 import InvalidEvent, Splitter, objects_of
+from proxy.upstream.http1 import InvalidEvent, Splitter
 from proxy.upstream.upstream import Timings
 from supervisor.errors import CaptureInvalid
 from supervisor.experiments.capture_lines import FORMAT
@@ -153,7 +153,7 @@ def recorded_text(request: CapturedRequest) -> str | None:
         if not response.is_stream:
             return text_of(request.kind, orjson.loads(response.body))
         assembler = assembler_for(request.kind, {})
-        for piece in objects_of(Splitter().feed(response.body.encode())):
+        for piece in Splitter().objects(response.body.encode()):
             assembler.add(piece)
         return text_of(request.kind, assembler.assemble())
     except (InvalidEvent, ValueError, LookupError, TypeError, AttributeError):

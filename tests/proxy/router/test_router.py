@@ -454,7 +454,7 @@ async def test_how_far_a_request_has_come_is_known() -> None:
         assert facts.prompt_step == 48
         now_s = 12.0
         for _ in range(3):
-            lease.progress.receive_token(b"data: {}\n\n")
+            lease.progress.count_token()
         (facts,) = router.instances()[0].leases
         assert (facts.phase, facts.prompt_done, facts.decoded) == ("decode", 120, 3)
         assert (facts.began_at_s, facts.first_token_at_s) == (10.0, 12.0)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.upstream import http1
-from proxy.upstream.http1 import InvalidEvent, Splitter, data_of, members_of, objects_of
+from proxy.upstream.http1 import InvalidEvent, Splitter, data_of, members_of
 
 EVENTS = [b"data: 1\n\n", b":\n\n", b"event: a\r\ndata: 2\r\n\r\n", b"data: 3\r\r", b"data: 4\n\n"]
 
@@ -80,12 +80,23 @@ ANY_EVENT = st.sampled_from(
 )
 
 
-@given(st.lists(ANY_EVENT, max_size=8))
-def test_the_objects_of_several_events_are_those_of_each(events: list[bytes]) -> None:
-    each = [members for event in events if (members := members_of(event)) is not None]
-    assert objects_of(events) == each
+@given(st.lists(ANY_EVENT, max_size=8), st.lists(st.integers(0, 200), max_size=6))
+def test_wherever_the_bytes_are_cut_the_objects_are_those_of_each_event(
+    events: list[bytes], cuts: list[int]
+) -> None:
+    stream, splitter = b"".join(events), Splitter()
+    edges = [0, *sorted(cuts), len(stream)]
+    objects = [value for a, b in pairwise(edges) for value in splitter.objects(stream[a:b])]
+    assert objects == [members for event in events if (members := members_of(event)) is not None]
+    assert splitter.has_done == (b"data: [DONE]\n\n" in events)
+    assert splitter.take_rest() == b""
 
 
 def test_one_event_that_is_not_json_is_invalid_among_others() -> None:
     with pytest.raises(InvalidEvent, match="not JSON"):
-        objects_of([b'data: {"a": 1}\n\n', b'data: {"a": \n\n'])
+        Splitter().objects(b'data: {"a": 1}\n\ndata: {"a": \n\n')
+
+
+def test_a_value_that_is_no_object_is_left_out_however_the_events_are_joined() -> None:
+    joined = b'data: {"a": 1}, 5\n\ndata: {"b": 2}\n\n'
+    assert Splitter().objects(joined) == [{"a": 1}, {"b": 2}]
