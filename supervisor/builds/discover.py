@@ -113,7 +113,7 @@ def cpu_library_for(
         problem = f"{lack}, which {pin.name} was compiled for"
         problem += ": it would be killed by an illegal instruction"
     if not pin.portable or pin.portable.cpu_flags - cpu_flags:
-        return None, f"{problem}; set engine to a llama-server built for this machine"
+        return None, f"{problem}; corral engine build newest compiles one for this machine"
     library = find(pin.portable.module or "", pin.portable.binary)
     if not library or sha256_of(library) != pin.portable.sha256:
         return None, f"{problem}; pip install {pin.portable.package}"

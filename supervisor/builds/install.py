@@ -19,7 +19,7 @@ import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -190,8 +190,9 @@ def extract(
     progress: Callable[[int], None] = lambda _: None,
     *,
     max_entries: int = 20_000,
+    is_durable: bool = True,
 ) -> None:
-    """Extract an archive into a new directory; all files are on the disk when it returns.
+    """Extract an archive into a new directory; if `is_durable`, all files are then on the disk.
 
     `progress` receives the bytes written so far. Raises ArchiveRefused if it is damaged, too large
     or not safe, and OSError if the directory cannot be written.
@@ -202,14 +203,16 @@ def extract(
         for count, (entry, content) in enumerate(found):
             if count >= max_entries:
                 raise ArchiveRefused(f"it has more than {max_entries} entries")
-            for written in _put(target, entry, content):
+            for written in _put(target, entry, content, is_durable=is_durable):
                 total_bytes += written
                 if total_bytes > max_bytes:
                     raise ArchiveRefused(f"it expands to more than {max_bytes} bytes")
                 progress(total_bytes)
 
 
-def _put(target: Path, entry: Entry, content: IO[bytes] | None) -> Iterator[int]:
+def _put(
+    target: Path, entry: Entry, content: IO[bytes] | None, *, is_durable: bool
+) -> Iterator[int]:
     is_directory = entry.kind == "directory"
     directory = _make_directories(target, entry.path if is_directory else entry.path.parent)
     path = directory / entry.path.name
@@ -222,7 +225,8 @@ def _put(target: Path, entry: Entry, content: IO[bytes] | None) -> Iterator[int]
                 while chunk := content.read(_CHUNK_BYTES):
                     yield file.write(chunk)
                 file.flush()
-                os.fsync(file.fileno())
+                if is_durable:
+                    os.fsync(file.fileno())
     except FileExistsError as error:
         raise ArchiveRefused(f"it has two entries named {entry.path}") from error
 
@@ -258,12 +262,17 @@ def unpack(archive: Path, new: Path, progress: Progress) -> None:
             if not os.path.lexists(files / path.name):
                 path.rename(files / path.name)
     except ArchiveRefused as error:
-        archive.unlink()
-        raise DownloadFailed(
-            f"{archive.name} is refused: {error}",
-            hint="it was removed; nothing of it was installed, and another build may be sound",
-        ) from error
+        raise refusal(archive, error) from error
     shutil.rmtree(scratch, ignore_errors=True)
+
+
+def refusal(archive: Path, reason: ArchiveRefused) -> DownloadFailed:
+    """Remove an archive that is refused, and return the error of its command."""
+    archive.unlink()
+    return DownloadFailed(
+        f"{archive.name} is refused: {reason}",
+        hint="it was removed; nothing of it was installed, and another build may be sound",
+    )
 
 
 def _content_of(directory: Path) -> Path:
@@ -292,34 +301,45 @@ def install(
     Raises DownloadFailed if a file cannot be fetched or its hash is wrong, EngineBroken if the
     engine does not run on this machine, DiskFull, or OSError if the directory cannot be written.
     """
-    for prefix in (_NEW, REMOVED):  # left by a command that was killed
-        for path in engines_dir.glob(f"{prefix}-*"):
-            shutil.rmtree(path)
     files = [_remote(asset, choice.engine.tag, mirror) for asset in choice.assets]
-    new = engines_dir / f"{_NEW}-{choice.name}"
-    with _downloads(engines_dir / _DOWNLOADS) as downloads:
-        there_bytes = sum(path.stat().st_size for path in downloads.iterdir())
-        need_bytes = choice.size_bytes * _DISK_PER_DOWNLOADED_BYTE - there_bytes
-        hint = "free some space, or set CORRAL_DATA_DIR to another directory"
-        check_space(downloads.parent, need_bytes, f"{choice.name} takes about", hint)
+    need_bytes = choice.size_bytes * _DISK_PER_DOWNLOADED_BYTE
+    with new_build(choice.name, engines_dir, need_bytes) as (new, downloads):
         archives = [
             download(
                 client, file, downloads, partial(progress, f"download {file.name}"), "the release"
             )
             for file in files
         ]
+        for archive in archives:
+            unpack(archive, new, progress)
+        digests = {asset.name: asset.sha256 or "" for asset in choice.assets}
+        build, engine = add_description(new, choice.name, choice.engine.full_variant, digests)
+    return build, engine
+
+
+@contextmanager
+def new_build(name: str, engines_dir: Path, need_bytes: int) -> Iterator[tuple[Path, Path]]:
+    """Yield a directory for a build, and one for its downloads.
+
+    The build gets its name if the block returns normally; otherwise it is removed, and the
+    downloads stay as `_downloads` says. Raises DiskFull if less space than `need_bytes` is free.
+    """
+    for prefix in (_NEW, REMOVED):  # left by a command that was killed
+        for path in engines_dir.glob(f"{prefix}-*"):
+            shutil.rmtree(path)
+    new = engines_dir / f"{_NEW}-{name}"
+    with _downloads(engines_dir / _DOWNLOADS) as downloads:
+        there_bytes = sum(path.stat().st_size for path in downloads.iterdir())
+        hint = "free some space, or set CORRAL_DATA_DIR to another directory"
+        check_space(engines_dir, need_bytes - there_bytes, f"{name} takes about", hint)
         new.mkdir(mode=0o700)
         try:
-            for archive in archives:
-                unpack(archive, new, progress)
-            build, engine = _try_engine(choice, new)
-            write_build(new, build)
+            yield new, downloads
             sync(new)
-            new.rename(engines_dir / choice.name)
+            new.rename(engines_dir / name)
         finally:
             shutil.rmtree(new, ignore_errors=True)
     sync(engines_dir)
-    return build, engine
 
 
 @contextmanager
@@ -349,12 +369,18 @@ def _remote(asset: Asset, tag: str, mirror: str | None) -> RemoteFile:
     return RemoteFile(asset.name, url, asset.size_bytes, asset.sha256)
 
 
-def _try_engine(choice: Choice, new: Path) -> tuple[InstalledBuild, Engine]:
-    """Run the engine; raises EngineBroken if it does not run, or there is none."""
+def add_description(
+    new: Path, name: str, variant: str, archives: Mapping[str, str]
+) -> tuple[InstalledBuild, Engine]:
+    """Run a build's engine, and describe the build in its directory.
+
+    `archives` has the SHA-256 of each by its name. Raises EngineBroken if the engine does not run,
+    or there is none.
+    """
     files = files_of(new)
-    binary = next((name for name in discover.PROGRAMS if (files / name).is_file()), None)
+    binary = next((program for program in discover.PROGRAMS if (files / program).is_file()), None)
     if binary is None:
-        raise EngineBroken(f"{choice.name} has neither {' nor '.join(discover.PROGRAMS)}")
+        raise EngineBroken(f"{name} has neither {' nor '.join(discover.PROGRAMS)}")
     try:
         engine = discover.load(
             files / binary,
@@ -364,16 +390,17 @@ def _try_engine(choice: Choice, new: Path) -> tuple[InstalledBuild, Engine]:
     except EngineBroken as error:
         reason = error.message.replace(str(files / binary), binary)
         raise EngineBroken(
-            f"{choice.name} cannot run on this machine, so it is not installed: {reason}",
+            f"{name} cannot run on this machine, so it is not installed: {reason}",
             hint=error.hint,
         ) from error
     shutil.rmtree(new / "cache", ignore_errors=True)
     build = InstalledBuild(
-        name=choice.name,
-        build=int(choice.engine.tag.removeprefix("b")),
-        variant=choice.engine.full_variant,
+        name=name,
+        build=int(name.partition("-")[0].removeprefix("b")),
+        variant=variant,
         binary=binary,
-        archives={asset.name: asset.sha256 or "" for asset in choice.assets},
+        archives=archives,
         installed_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
+    write_build(new, build)
     return build, engine

@@ -194,7 +194,7 @@ def _probe_error(argv: Sequence[str], returncode: int, output: str) -> EngineBro
     if returncode == -signal.SIGILL:
         return EngineBroken(
             f"{argv[0]} died of an illegal instruction: it was compiled for a newer processor",
-            hint="set engine to a llama-server built for this machine",
+            hint="corral engine build newest compiles one for this processor",
         )
     how = f"died of signal {-returncode}" if returncode < 0 else f"exited with {returncode}"
     return EngineBroken(f"{' '.join(argv)} {how}: {first_line}", hint=_WRONG_MACHINE)
@@ -205,7 +205,7 @@ def _library_hint(output: str) -> str | None:
     if found := _TOO_OLD.search(output):
         return (
             f"this system is older than the program, which needs {found[1]} {found[2]}: take an "
-            "older build, or compile it here"
+            "older build, or compile one with corral engine build newest"
         )
     if "shared librar" not in output:
         return None

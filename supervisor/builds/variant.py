@@ -38,7 +38,7 @@ def this_machine(render_nodes: Path = Path("/dev/dri")) -> Target:
     if not system or not processor:
         raise EngineMissing(
             f"llama.cpp releases no build for {platform.system()} on {platform.machine()}",
-            hint="compile llama-server and set engine to its path",
+            hint="corral engine build newest compiles one here",
         )
     library = energy.load_nvml()
     driver = nvidia_driver(library) if library else None

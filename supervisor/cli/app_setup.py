@@ -261,6 +261,20 @@ def engine_install(
     """Install a release of llama.cpp beside the installed ones."""
 
 
+@verb(engine_commands, "engine.build")
+def engine_build(
+    wanted: Annotated[
+        str, Argument(metavar="BUILD", help="Such as b11434, or newest.", show_default=False)
+    ],
+    jobs: Annotated[
+        int | None,
+        Option("--jobs", min=1, help="Compilers at a time. Unset: as many as cores and memory do."),
+    ] = None,
+    config: Config = None,
+) -> None:
+    """Compile a build for this processor from its sources, with cmake and a C++ compiler."""
+
+
 @verb(engine_commands, "engine.update")
 def engine_update(wanted: Wanted = "stable", config: Config = None) -> None:
     """Install the newest release and use it; `rollback` returns to the previous build."""

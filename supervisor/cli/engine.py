@@ -6,13 +6,14 @@ import asyncio
 import functools
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final
 
-from supervisor.builds import discover, installed
+from supervisor.builds import discover, from_source, installed
 from supervisor.builds.discover import Candidate, Engine, runtime_metadata
 from supervisor.builds.help import Flag
 from supervisor.builds.install import install as install_release
@@ -23,13 +24,14 @@ from supervisor.daemon.model_commands import running_status
 from supervisor.engine.orphans import WORKERS, private_runtime
 from supervisor.errors import CorralError, EngineInUse, EngineMissing, SettingsInvalid, WorkerFailed
 from supervisor.events import EventStream
-from supervisor.output import CommandResult, size, table, warn, write
+from supervisor.output import CommandResult, ProgressMeter, duration, size, table, warn, write
 from supervisor.rpc.address import LOOPBACK, WorkerAddress, check_listen_host, free_port, probe
 from supervisor.rpc.worker import Worker, WorkerOptions, worker_launch
 from supervisor.settings.load import load
 from supervisor.settings.schema import Settings
 from supervisor.settings.tables import RestartPolicy
-from supervisor.system.download import HttpClient
+from supervisor.system import machine
+from supervisor.system.download import HttpClient, PackageIndex, RemoteFile, package_index
 from supervisor.system.paths import Directories, directories
 
 
@@ -239,9 +241,20 @@ def install(wanted: str, variant: str | None, config: Path | None) -> CommandRes
     settings = load(config, config_dir=where.config).settings
     with installed.lock_builds(where.engines):
         build, is_new, notes = _install(wanted, variant, settings, where)
-        if next(discover.find(None, discover.default_search_paths(where.engines)), None) is None:
-            installed.use_build(build.name, where.engines)
-        is_used = installed.read_in_use(where.engines).current == build.name
+        return _show_installed(build, is_new=is_new, where=where, notes=notes)
+
+
+def _show_installed(
+    build: installed.InstalledBuild,
+    *,
+    is_new: bool,
+    where: Directories,
+    notes: tuple[str, ...] = (),
+) -> CommandResult:
+    """Use a build if no other engine is found, and show it; the caller holds the lock."""
+    if next(discover.find(None, discover.default_search_paths(where.engines)), None) is None:
+        installed.use_build(build.name, where.engines)
+    is_used = installed.read_in_use(where.engines).current == build.name
     text = f"{'installed' if is_new else 'already installed:'} {build.name}"
     then = "in use" if is_used else f"corral engine use {build.name}"
     data = {**asdict(build), "path": str(build.path(where.engines))}
@@ -307,6 +320,50 @@ def _install(
             f"for {variant} is installed"
         )
     return build, True, tuple(notes)
+
+
+def build(wanted: str, jobs: int | None, config: Path | None) -> CommandResult:
+    """Compile a build and install it; it is used if no other engine is found.
+
+    Raises EngineMissing without a compiler or such a package, and otherwise as `install`.
+    """
+    where = directories()
+    load(config, config_dir=where.config)  # as the other commands: an error in it comes first
+    tools = from_source.find_tools(jobs or from_source.default_jobs(machine.read()))
+    with installed.lock_builds(where.engines), package_index() as index:
+        number, source = from_source.find_source(wanted, index)
+        there = installed.read_build(where.engines / f"b{number}-{from_source.VARIANT}")
+        found = there or _compile(number, source, index, tools, where)
+        return _show_installed(found, is_new=there is None, where=where)
+
+
+_ESTIMATE_MIN_S: Final = 10.0
+
+
+def _compile(
+    number: int,
+    source: RemoteFile,
+    index: PackageIndex,
+    tools: from_source.Tools,
+    where: Directories,
+) -> installed.InstalledBuild:
+    count = f"{tools.jobs} compiler{'' if tools.jobs == 1 else 's'} at a time"
+    minutes = from_source.estimated_minutes(tools.jobs)
+    write(
+        f"b{number}: {size(source.size_bytes)} to download; compiling with {count} takes about "
+        f"{minutes} min on a fast processor, and much longer on a small board",
+        sys.stderr,
+    )
+    began_s: dict[str, float] = {}
+    with ProgressMeter(sys.stderr) as meter:
+
+        def show(stage: str, fraction: float) -> None:
+            elapsed_s = time.monotonic() - began_s.setdefault(stage, time.monotonic())
+            is_known = fraction > 0 and elapsed_s > _ESTIMATE_MIN_S
+            left = f"{duration(elapsed_s / fraction - elapsed_s)} left" if is_known else ""
+            meter.show(f"b{number}: {stage}", fraction, left)
+
+        return from_source.compile_build(number, source, index, tools, where.engines, show)[0]
 
 
 _PROBE_LIMIT_S = 1.0

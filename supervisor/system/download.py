@@ -1,4 +1,4 @@
-"""Downloads files of known size and digest, and wheels from pip's package index. Blocks.
+"""Downloads files of known size and digest, and files of pip's package index. Blocks.
 
 A broken download resumes. A file is partial, under another name, until it is complete and its
 digest is verified.
@@ -351,6 +351,61 @@ _PIP_TIMEOUT_S: Final = 30
 _PIP_LINES_SHOWN: Final = 3
 
 
+class PackageIndex:
+    """The package index that pip is configured to use; `url` is None if pip names none."""
+
+    def __init__(self, client: httpx.Client, url: str | None) -> None:
+        self._client = client
+        self.url = url
+
+    def files(self, package: str) -> tuple[RemoteFile, ...]:
+        """Return the files of a package; empty if the index does not list it as JSON.
+
+        Files without a size or a SHA-256 are left out. Source: PEP 691, PEP 700, PEP 503 (names).
+        """
+        import httpx  # noqa: PLC0415 (as above)
+
+        name = re.sub(r"[-_.]+", "-", package).lower()
+        url = f"{(self.url or '').rstrip('/')}/{name}/"
+        try:
+            with self._client.stream("GET", url, headers={"Accept": _JSON}) as response:
+                response.raise_for_status()
+                page = b""
+                for chunk in response.iter_bytes():
+                    page += chunk
+                    if len(page) > _PAGE_MAX_BYTES:
+                        return ()
+            return tuple(
+                RemoteFile(
+                    Path(file["filename"]).name,
+                    str(response.url.join(file["url"])),
+                    file["size"],
+                    file["hashes"]["sha256"],
+                )
+                for file in json.loads(page)["files"]
+                if file.get("size") and file["hashes"].get("sha256")
+            )
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError):
+            return ()
+
+    def download(
+        self, file: RemoteFile, directory: Path, progress: Callable[[int, int], None]
+    ) -> Path:
+        """Download a file, as `download` does."""
+        return download(HttpClient(self._client), file, directory, progress, "the index")
+
+
+@contextmanager
+def package_index() -> Iterator[PackageIndex]:
+    """Open the index of pip's settings, with the certificates of those."""
+    import httpx  # noqa: PLC0415 (as above)
+
+    pip, timeout = _pip_settings(), httpx.Timeout(30.0, connect=10.0)
+    context = ssl.create_default_context(cafile=pip["cert"]) if "cert" in pip else True
+    with httpx.Client(timeout=timeout, follow_redirects=True, verify=context) as client:
+        yield PackageIndex(client, pip.get("index-url") or _default_index())
+
+
 def download_wheel(
     requirement: str,
     directory: Path,
@@ -362,48 +417,17 @@ def download_wheel(
     A `.part` file in the directory is resumed, and a wheel above `size_max_bytes` refused. Raises
     as `download`.
     """
-    import httpx  # noqa: PLC0415 (as above)
-
-    pip, timeout = _pip_settings(), httpx.Timeout(30.0, connect=10.0)
-    context = ssl.create_default_context(cafile=pip["cert"]) if "cert" in pip else True
-    with httpx.Client(timeout=timeout, follow_redirects=True, verify=context) as client:
-        index = pip.get("index-url") or _default_index()
-        wheel = _find(client, index, requirement) if index else None
+    name, _, version = requirement.partition("==")
+    with package_index() as index:
+        wheels = (file for file in index.files(name) if file.name.endswith(".whl"))
+        # Source: PEP 427.
+        wheel = next((wheel for wheel in wheels if wheel.name.split("-")[1:2] == [version]), None)
         if wheel is None:
             pip_download(requirement, directory)
             return
         if wheel.size_bytes > size_max_bytes:
             raise DownloadFailed(f"{wheel.name} has {wheel.size_bytes} bytes: more than it may")
-        download(HttpClient(client), wheel, directory, progress, "the index")
-
-
-def _find(client: httpx.Client, index: str, requirement: str) -> RemoteFile | None:
-    """Return the wheel of a requirement; None if the index does not list it as JSON.
-
-    Source: PEP 691, PEP 503 (names), PEP 427 (file names).
-    """
-    import httpx  # noqa: PLC0415 (as above)
-
-    name, _, version = requirement.partition("==")
-    url = f"{index.rstrip('/')}/{re.sub(r'[-_.]+', '-', name).lower()}/"
-    try:
-        with client.stream("GET", url, headers={"Accept": _JSON}) as response:
-            response.raise_for_status()
-            page = b""
-            for chunk in response.iter_bytes():
-                page += chunk
-                if len(page) > _PAGE_MAX_BYTES:
-                    return None
-        wheels = (file for file in json.loads(page)["files"] if file["filename"].endswith(".whl"))
-        found = next(wheel for wheel in wheels if wheel["filename"].split("-")[1] == version)
-        return RemoteFile(
-            Path(found["filename"]).name,
-            str(response.url.join(found["url"])),
-            found["size"],
-            found["hashes"]["sha256"],
-        )
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, StopIteration):
-        return None
+        index.download(wheel, directory, progress)
 
 
 def _pip_settings() -> Mapping[str, str]:

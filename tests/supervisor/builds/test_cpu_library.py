@@ -141,7 +141,7 @@ def test_a_processor_too_old_for_both_gets_a_warning(
     directory, warning = cpu_library_for(pin, frozenset({"sse2"}), tmp_path, at(library))
     assert not directory
     assert warning
-    assert "built for this machine" in warning
+    assert "corral engine build newest" in warning
     _, warning = cpu_library_for(replace(pin, portable=None), OLD_CPU, tmp_path, at(library))
     assert warning
 

@@ -242,7 +242,7 @@ def test_an_engine_without_permission_to_execute(
 @pytest.mark.parametrize(
     ("script", "said", "hint"),
     [
-        ("kill -ILL $$", "illegal instruction", "built for this machine"),
+        ("kill -ILL $$", "illegal instruction", "corral engine build newest"),
         ("kill -SEGV $$", "died of signal 11", "another machine"),
         (
             "echo 'error while loading shared libraries: libx.so.1' >&2; exit 127",
