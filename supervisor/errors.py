@@ -41,7 +41,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, Final, TypedDict
 
 _WORD_MAX: Final = 120
@@ -223,6 +224,15 @@ class MachineBusy(CorralError):
 class Interrupted(CorralError):
     code = "interrupted"
     exit_code = 130
+
+
+@contextmanager
+def access_denied(failure: str, hint: str | None = None) -> Iterator[None]:
+    """Raise AccessDenied for an OSError of the block; `failure` says what cannot be done."""
+    try:
+        yield
+    except OSError as error:
+        raise AccessDenied(f"{failure}: {error.strerror or error}", hint=hint) from error
 
 
 def join_errors(errors: Sequence[CorralError]) -> CorralError:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from supervisor.builds.help import Flags, FlagValue
-from supervisor.errors import AccessDenied, SettingsInvalid
+from supervisor.errors import SettingsInvalid, access_denied
 from supervisor.plan.draft import SIMPLE
 from supervisor.plan.render import render
 from supervisor.plan.tuned_profile import Evidence, path_of
@@ -278,12 +278,10 @@ _NUMBER: Final = re.compile(r"\d{1,6}")
 def write(model: str, directory: Path, text: str) -> tuple[Path, Path | None]:
     """Write a profile and return its path and its backup's, or change nothing: AccessDenied."""
     path = path_of(model, directory)
-    try:
+    with access_denied(f"cannot write {path}"):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         backup = _back_up(path)
         write_atomic(path, text)
-    except OSError as error:
-        raise AccessDenied(f"cannot write {path}: {error.strerror}") from error
     return path, backup
 
 
@@ -294,14 +292,12 @@ def undo(model: str, directory: Path) -> tuple[Path, Path | None]:
     """
     path = path_of(model, directory)
     backups = _backups(path)
-    try:
+    with access_denied(f"cannot change {path}"):
         if backups:
             backups[-1].replace(path)
             return path, backups[-1]
         _check_ours(model, path)
         path.unlink()
-    except OSError as error:
-        raise AccessDenied(f"cannot change {path}: {error.strerror}") from error
     return path, None
 
 

@@ -8,18 +8,19 @@ import ssl
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import httpx
 
 from proxy.errors import Draining
 from supervisor import errors
 from supervisor.daemon.control_client import Client
+from supervisor.errors import access_denied
 from supervisor.output import CommandResult, ProgressMeter, colored, duration, table, write
-from supervisor.system.files import open_regular, write_atomic
+from supervisor.system.files import check_new, open_regular, write_atomic
 from supervisor.system.paths import directories
 
 CERT_VARIABLE: Final = "CORRAL_CLIENT_CERT"
@@ -35,16 +36,14 @@ def pinned_context(cert: Path) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    try:
+    with access_denied(f"the daemon's certificate {cert} cannot be read"):
         text = cert.read_text("ascii", "ignore")
+    try:
         context.load_verify_locations(cadata=text.partition(_END)[0] + _END + "\n")
     except (ssl.SSLError, ValueError) as error:
         raise errors.SettingsInvalid(
             f"the daemon's certificate {cert} cannot be used: {error}"
         ) from error
-    except OSError as error:
-        reason = f"the daemon's certificate {cert} cannot be read: {error.strerror}"
-        raise errors.AccessDenied(reason) from error
     if own := os.environ.get(CERT_VARIABLE):
         try:
             context.load_cert_chain(own, password="")
@@ -63,66 +62,24 @@ _LIST_MAX: Final = 100
 Object = Mapping[str, Any]
 
 
-class BatchClient:
-    """The batch API of the running daemon.
+def ask(method: str, path: str, **content: Any) -> Any:
+    """Send a request to the daemon's batch API, and return its answer.
 
-    Every method raises CorralError, and DaemonBusy if the proxy does not answer. The constructor
-    and `reconnect` raise NotRunning.
+    Raises CorralError, NotRunning, or DaemonBusy if the proxy does not answer.
     """
+    with connect() as http, translate_http_errors():
+        response = http.request(method, path, **content)
+        _raise_refusal(response)
+        return response.json()
 
-    def __init__(self) -> None:
-        self._http = connect()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._http.close()
-
-    def reconnect(self) -> None:
-        """Find the daemon again; its address may have changed."""
-        found = connect()
-        self._http.close()
-        self._http = found
-
-    def upload(self, path: Path) -> Object:
-        with open_regular(path) as file:
-            form = {"file": (path.name, file, "application/jsonl")}
-            return self._json("POST", "/v1/files", data={"purpose": "batch"}, files=form)
-
-    def create(self, file_id: str, endpoint: str) -> Object:
-        members = {"input_file_id": file_id, "endpoint": endpoint, "completion_window": "24h"}
-        return self._json("POST", "/v1/batches", json=members)
-
-    def get(self, batch_id: str) -> Object:
-        return self._json("GET", f"/v1/batches/{_safe(batch_id)}")
-
-    def cancel(self, batch_id: str) -> Object:
-        return self._json("POST", f"/v1/batches/{_safe(batch_id)}/cancel")
-
-    def list(self) -> list[Object]:
-        found: list[Object] = self._json("GET", "/v1/batches", params={"limit": _LIST_MAX})["data"]
-        return found
-
-    def download(self, file_id: str, path: Path) -> None:
-        """Write a file atomically."""
-        page = f"/v1/files/{file_id}/content"
-        with translate_http_errors(), self._http.stream("GET", page) as response:
-            if response.is_error:
-                response.read()
-                raise _failure(response)
-            try:
-                write_atomic(path, response.iter_bytes())
-            except OSError as error:
-                raise errors.AccessDenied(f"cannot write {path}: {error.strerror}") from error
-
-    def _json(self, method: str, path: str, **content: Any) -> Object:
-        with translate_http_errors():
-            response = self._http.request(method, path, **content)
-            if response.is_error:
-                raise _failure(response)
-            found: Object = response.json()
-            return found
+def _download(file_id: str, path: Path) -> None:
+    """Write a file atomically; raises as `ask`."""
+    page = f"/v1/files/{file_id}/content"
+    with connect() as http, translate_http_errors(), http.stream("GET", page) as response:
+        _raise_refusal(response)
+        with access_denied(f"cannot write {path}"):
+            write_atomic(path, response.iter_bytes())
 
 
 def connect() -> httpx.Client:
@@ -134,7 +91,10 @@ def connect() -> httpx.Client:
         headers={"Authorization": f"Bearer {key}"} if key else {},
         timeout=_TIMEOUT_S,
         trust_env=False,
-        verify=pinned_context(Path(status.tls_cert)) if status.tls_cert else True,
+        # A context for TLS takes 20 ms.
+        verify=pinned_context(Path(status.tls_cert))
+        if status.tls_cert
+        else status.url.startswith("https:"),
     )
 
 
@@ -166,20 +126,23 @@ def error_of(response: httpx.Response) -> tuple[str, str | None]:
         return f"the daemon answered with status {response.status_code}", None
 
 
-def _failure(response: httpx.Response) -> errors.CorralError:
-    message, code = error_of(response)
-    if code == Draining.code:
-        return errors.DaemonBusy(message)
-    is_key = response.status_code == httpx.codes.UNAUTHORIZED
-    return errors.CorralError(message, hint=f"set {KEY_VARIABLE} to an API key" if is_key else None)
+def _raise_refusal(response: httpx.Response) -> None:
+    if response.is_error:
+        response.read()
+        message, code = error_of(response)
+        if code == Draining.code:
+            raise errors.DaemonBusy(message)
+        is_key = response.status_code == httpx.codes.UNAUTHORIZED
+        hint = f"set {KEY_VARIABLE} to an API key" if is_key else None
+        raise errors.CorralError(message, hint=hint)
 
 
-def _safe(batch_id: str) -> str:
+def _page(batch_id: str) -> str:
     if not batch_id.replace("_", "").replace("-", "").isalnum() or not batch_id.isascii():
         raise errors.CorralError(
             f"{batch_id!r} is not a batch id", hint="corral batch list shows them"
         )
-    return batch_id
+    return f"/v1/batches/{batch_id}"
 
 
 _ACTIVE: Final = frozenset({"validating", "in_progress", "finalizing", "cancelling"})
@@ -192,38 +155,28 @@ def left_s(new: int, missing: int, elapsed_s: float) -> float | None:
     return elapsed_s * missing / new if new > 0 else None
 
 
-def wait(
-    client: BatchClient, batch: Object, meter: ProgressMeter, *, restart_max_s: float = 120.0
-) -> Object:
+def wait(batch: Object, meter: ProgressMeter, *, restart_max_s: float = 120.0) -> Object:
     """Return a batch at its end; raises if the daemon has not answered for `restart_max_s`.
 
     During a restart the daemon drains for up to half a minute, and may replay its database.
     """
     began, began_s, pause_s = _count_done(batch), time.monotonic(), _POLL_FIRST_S
+    answered_s, detail = began_s, _detail(batch, began, began_s)
     with meter:
         while batch["status"] in _ACTIVE:
-            meter.show(batch["id"], _fraction(batch), _detail(batch, began, began_s))
+            total = batch["request_counts"]["total"]
+            meter.show(batch["id"], _count_done(batch) / total if total else 0.0, detail)
             time.sleep(pause_s)
-            pause_s = min(1.5 * pause_s, _POLL_MAX_S)
-            batch = _await_batch(client, batch, meter, restart_max_s)
+            try:
+                batch = ask("GET", _page(batch["id"]))
+            except (errors.DaemonBusy, errors.NotRunning):
+                if time.monotonic() - answered_s >= restart_max_s:
+                    raise
+                detail, pause_s = "waits until the daemon runs again", _POLL_FIRST_S
+            else:
+                answered_s, detail = time.monotonic(), _detail(batch, began, began_s)
+                pause_s = min(1.5 * pause_s, _POLL_MAX_S)
     return batch
-
-
-def _await_batch(
-    client: BatchClient, batch: Object, meter: ProgressMeter, restart_max_s: float
-) -> Object:
-    """Return the batch's present state; waits until the daemon answers."""
-    until_s = time.monotonic() + restart_max_s
-    while True:
-        try:
-            return client.get(batch["id"])
-        except (errors.DaemonBusy, errors.NotRunning):
-            if time.monotonic() >= until_s:
-                raise
-        meter.show(batch["id"], _fraction(batch), "waits until the daemon runs again")
-        time.sleep(_POLL_FIRST_S)
-        with suppress(errors.DaemonBusy, errors.NotRunning):
-            client.reconnect()
 
 
 def _detail(batch: Object, began: int, began_s: float) -> str:
@@ -237,11 +190,6 @@ def _detail(batch: Object, began: int, began_s: float) -> str:
     parts += [f"{counts['failed']} failed"] if counts["failed"] else []
     parts += [f"{duration(rest_s)} left"] if rest_s is not None else []
     return " · ".join(parts)
-
-
-def _fraction(batch: Object) -> float:
-    total = batch["request_counts"]["total"]
-    return _count_done(batch) / total if total else 0.0
 
 
 def _count_done(batch: Object) -> int:
@@ -263,23 +211,22 @@ def run(file: Path, output: Path | None) -> CommandResult:
     """Compute a file; exit code 0 only if every line was computed without an error."""
     endpoint = _endpoint(file)
     files = _output_files(output or file.with_suffix(".output.jsonl"))
-    _check_new(files)
-    with BatchClient() as client:
-        batch = _create_batch(client, file, endpoint)
-        try:
-            batch = wait(client, batch, ProgressMeter())
-        except KeyboardInterrupt as interrupt:
-            raise _handle_interrupt(client, batch["id"]) from interrupt
-        except (errors.DaemonBusy, errors.NotRunning) as error:
-            again = f"corral start, then corral batch show {batch['id']}"
-            hint = f"{batch['id']} continues when the daemon runs again: {again}"
-            raise errors.DaemonBusy(error.message, hint=hint) from error
-        return _result(batch, _download(client, batch, files))
+    for path in files:
+        check_new(path)
+    batch = _create_batch(file, endpoint)
+    try:
+        batch = wait(batch, ProgressMeter())
+    except KeyboardInterrupt as interrupt:
+        raise _handle_interrupt(batch["id"]) from interrupt
+    except (errors.DaemonBusy, errors.NotRunning) as error:
+        again = f"corral start, then corral batch show {batch['id']}"
+        hint = f"{batch['id']} continues when the daemon runs again: {again}"
+        raise errors.DaemonBusy(error.message, hint=hint) from error
+    return _result(batch, files)
 
 
 def list_batches() -> CommandResult:
-    with BatchClient() as client:
-        found = client.list()
+    found: list[Object] = ask("GET", "/v1/batches", params={"limit": _LIST_MAX})["data"]
     rows = [_row(batch) for batch in found]
     text = table(_HEAD, rows) if rows else "no batches; corral batch run FILE.jsonl runs one"
     return CommandResult(found, text)
@@ -287,40 +234,42 @@ def list_batches() -> CommandResult:
 
 def show(batch_id: str, output: Path | None) -> CommandResult:
     """Show a batch; with `output`, write its results there."""
-    files = _output_files(output) if output else None
-    with BatchClient() as client:
-        batch = client.get(batch_id)
-        if files is None:
-            return CommandResult(batch, _text(batch), tuple(_notes(batch)))
-        _check_new(files)
-        return _result(batch, _download(client, batch, files))
+    batch: Object = ask("GET", _page(batch_id))
+    if output is None:
+        return CommandResult(batch, _text(batch), tuple(_notes(batch)))
+    files = _output_files(output)
+    for path in files:
+        check_new(path)
+    return _result(batch, files)
 
 
 def cancel(batch_id: str) -> CommandResult:
-    with BatchClient() as client:
-        batch = client.cancel(batch_id)
+    batch = ask("POST", f"{_page(batch_id)}/cancel")
     note = f"corral batch show {batch_id} shows the results so far"
     return CommandResult(batch, f"{batch_id} is {batch['status']}", (note,))
 
 
-def _create_batch(client: BatchClient, path: Path, endpoint: str) -> Object:
+def _create_batch(path: Path, endpoint: str) -> Object:
     try:
-        uploaded = client.upload(path)
-        return client.create(uploaded["id"], endpoint)
+        with open_regular(path) as file:
+            form = {"file": (path.name, file, "application/jsonl")}
+            uploaded = ask("POST", "/v1/files", data={"purpose": "batch"}, files=form)
+        members = {"endpoint": endpoint, "completion_window": "24h"}
+        batch: Object = ask(
+            "POST", "/v1/batches", json={**members, "input_file_id": uploaded["id"]}
+        )
     except KeyboardInterrupt as interrupt:
         raise errors.Interrupted(
             f"stopped while {path} was sent", hint="corral batch list shows whether it runs"
         ) from interrupt
+    return batch
 
 
 def _endpoint(path: Path) -> str:
     """Return the endpoint of a file's first line; the daemon checks all lines."""
-    try:
-        with open_regular(path) as file:
-            lines = iter(lambda: file.readline(_LINE_MAX_BYTES), b"")
-            line = next((line for line in lines if line.strip()), b"")
-    except OSError as error:
-        raise errors.AccessDenied(f"cannot read {path}: {error.strerror}") from error
+    with access_denied(f"cannot read {path}"), open_regular(path) as file:
+        lines = iter(lambda: file.readline(_LINE_MAX_BYTES), b"")
+        line = next((line for line in lines if line.strip()), b"")
     try:
         url = json.loads(line.decode("utf-8-sig"))["url"]
     except (ValueError, KeyError, TypeError) as error:
@@ -335,33 +284,13 @@ def _output_files(output: Path) -> tuple[Path, Path]:
     return output, output.with_name(f"{name}.errors.jsonl")
 
 
-def _check_new(files: tuple[Path, Path]) -> None:
-    for path in files:
-        if os.path.lexists(path):
-            raise errors.AccessDenied(
-                f"{path} exists already", hint="move it away, or name another file by --output"
-            )
-    parent = files[0].absolute().parent
-    if not os.access(parent, os.W_OK):
-        raise errors.AccessDenied(f"cannot write to {parent}", hint="name a file by --output")
-
-
-def _download(client: BatchClient, batch: Object, files: tuple[Path, Path]) -> list[Path]:
-    written = []
-    for name, path in zip(("output_file_id", "error_file_id"), files, strict=True):
-        if file_id := batch[name]:
-            client.download(file_id, path)
-            written.append(path)
-    return written
-
-
-def _handle_interrupt(client: BatchClient, batch_id: str) -> errors.Interrupted:
+def _handle_interrupt(batch_id: str) -> errors.Interrupted:
     """After Ctrl-C the batch continues; a second Ctrl-C cancels it."""
     write(f"\n{batch_id} continues; Ctrl-C again cancels it", sys.stderr)
     try:
         time.sleep(_SECOND_S)
     except KeyboardInterrupt:
-        client.cancel(batch_id)
+        cancel(batch_id)
         return errors.Interrupted(
             f"{batch_id} is cancelled",
             hint=f"corral batch show {batch_id} --output FILE.jsonl writes the results so far",
@@ -373,7 +302,12 @@ def _handle_interrupt(client: BatchClient, batch_id: str) -> errors.Interrupted:
     )
 
 
-def _result(batch: Object, written: list[Path]) -> CommandResult:
+def _result(batch: Object, files: tuple[Path, Path]) -> CommandResult:
+    """Write the results of a batch."""
+    ids = (batch["output_file_id"], batch["error_file_id"])
+    written = {path: file_id for path, file_id in zip(files, ids, strict=True) if file_id}
+    for path, file_id in written.items():
+        _download(file_id, path)
     is_success = batch["status"] == "completed" and not batch["request_counts"]["failed"]
     lines = [_text(batch), *(f"written: {path}" for path in written)]
     data = {**batch, "files": [str(path) for path in written]}

@@ -27,7 +27,6 @@ from supervisor.daemon.control_messages import capture_text
 from supervisor.daemon.model_commands import resolve_running
 from supervisor.engine.client import Endpoint, EngineClient, EngineUnreachable
 from supervisor.errors import (
-    AccessDenied,
     CorralError,
     DaemonBusy,
     DiskFull,
@@ -40,9 +39,8 @@ from supervisor.experiments import replay as experiment
 from supervisor.experiments.capture_lines import CaptureLimits, model_fingerprint
 from supervisor.output import CommandResult, ProgressMeter, one_line, size, table
 from supervisor.plan.plan import Plan
+from supervisor.system.files import create_new
 from supervisor.system.paths import Directories, directories, file_name
-
-_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class CaptureFile:
@@ -56,17 +54,7 @@ class CaptureFile:
         self.size_bytes = self.requests = self.responses = 0
         self.end: dict[str, Any] | None = None  # the members of the last line; None before it
         self._began_at_s = time.monotonic()
-        try:
-            self._descriptor = os.open(self.path, _FLAGS, 0o600)
-        except FileExistsError as error:
-            raise AccessDenied(
-                f"{self.path} is there already", hint="name another file with --output"
-            ) from error
-        except (OSError, ValueError) as error:
-            raise AccessDenied(
-                f"cannot write {self.path}: {getattr(error, 'strerror', None) or error}",
-                hint="name a file in a directory that exists and is yours to write",
-            ) from error
+        self._descriptor = create_new(self.path)
 
     def __enter__(self) -> Self:
         return self

@@ -13,7 +13,7 @@ from cryptography import x509
 
 from proxy.common.toml_text import parse_toml
 from supervisor.backend.proxy_settings import check_proxy_settings, read_nodes
-from supervisor.errors import AccessDenied, CorralError, SettingsInvalid, join_errors
+from supervisor.errors import CorralError, SettingsInvalid, access_denied, join_errors
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.output import CommandResult, table
 from supervisor.plan import profile as profiles
@@ -237,12 +237,10 @@ def schema(config: Path | None, *, write: bool) -> CommandResult:
         return CommandResult(json_schema(), text)
     path = _file(config) or directories().config / FILE_NAME
     beside = path.with_name(SCHEMA_NAME)
-    try:
+    with access_denied(f"cannot write {beside}"):
         if not path.parent.exists():
             make_private(path.parent)
         write_atomic(beside, f"{text}\n")
-    except OSError as error:
-        raise AccessDenied(f"{beside} cannot be written: {error.strerror}") from error
 
     def add_directive(text: str) -> settings_edit.Edit:
         has_directive = text.startswith("#:schema ")

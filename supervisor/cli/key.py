@@ -20,7 +20,7 @@ from typing import Final, get_args
 
 from proxy.auth.keys_file import FILE_NAME, Key, parse_keys, render_keys
 from supervisor.backend.proxy_settings import api_keys, as_settings_invalid
-from supervisor.errors import AccessDenied, SettingsInvalid
+from supervisor.errors import SettingsInvalid, access_denied
 from supervisor.output import CommandResult, colored, table
 from supervisor.service import hook_commands
 from supervisor.settings.load import Loaded, load
@@ -138,11 +138,9 @@ def _write_keys(path: Path, keys: Iterable[Key]) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    try:
+    with access_denied(f"cannot write {path}"):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomic(path, text)
-    except OSError as error:
-        raise AccessDenied(f"cannot write {path}: {error.strerror}") from error
 
 
 _FILE_NAME: Final = "slots.key"

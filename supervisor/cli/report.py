@@ -25,6 +25,7 @@ from supervisor.diagnose.host_checks import Finding, secrets_of
 from supervisor.errors import CorralError
 from supervisor.output import CommandResult, colored, size, table, to_json
 from supervisor.settings.load import Loaded, flatten, load
+from supervisor.system.files import check_new
 from supervisor.system.paths import Directories, directories
 
 _STYLES: Final = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -73,7 +74,7 @@ def report(config: Path | None, output: Path | None, *, with_prompts: bool) -> C
     where = directories()
     folder = f"corral-report-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
     path = (output or Path(f"{folder}.tar.gz")).absolute()
-    archive.check_new(path)
+    check_new(path)
     loaded: Loaded | CorralError
     try:
         loaded = load(config, config_dir=where.config)

@@ -20,9 +20,9 @@ import orjson
 
 from supervisor import __version__
 from supervisor.engine.log_file import LINE_MAX_BYTES, LineSplitter
-from supervisor.errors import AccessDenied, DiskFull
+from supervisor.errors import DiskFull
 from supervisor.system import machine
-from supervisor.system.files import open_regular
+from supervisor.system.files import create_new, open_regular
 from supervisor.system.machine import cpu_name
 from supervisor.system.paths import Directories
 
@@ -138,21 +138,12 @@ def _directory(path: Path) -> dict[str, Any]:
     return {"path": str(path), "mode": mode, "disk_free_bytes": disk.free, "disk_bytes": disk.total}
 
 
-_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-def check_new(path: Path) -> None:
-    """Raise AccessDenied if the path exists; called before the report is collected."""
-    if path.exists():
-        raise _exists(path)
-
-
 def write_archive(path: Path, folder: str, parts: Sequence[Part]) -> int:
     """Write the parts below a folder; return the size in bytes.
 
     Raises AccessDenied if the path exists or cannot be created, or DiskFull.
     """
-    descriptor = _create(path)
+    descriptor = create_new(path)
     try:
         with os.fdopen(descriptor, "wb") as file, tarfile.open(mode="w:gz", fileobj=file) as tar:
             for part in parts:
@@ -171,22 +162,6 @@ def write_archive(path: Path, folder: str, parts: Sequence[Part]) -> int:
         path.unlink(missing_ok=True)
         raise
     return path.stat().st_size
-
-
-def _create(path: Path) -> int:
-    try:
-        return os.open(path, _FLAGS, 0o600)
-    except FileExistsError as error:
-        raise _exists(path) from error
-    except (OSError, ValueError) as error:
-        raise AccessDenied(
-            f"cannot write {path}: {getattr(error, 'strerror', None) or error}",
-            hint="name a file in a directory that exists and is yours to write",
-        ) from error
-
-
-def _exists(path: Path) -> AccessDenied:
-    return AccessDenied(f"{path} is there already", hint="name another file with --output")
 
 
 # The logs of the daemon and its engines, without prompts.

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from proxy.settings import ProxySettings
-from supervisor.errors import AccessDenied, ServiceFailed, SettingsInvalid
+from supervisor.errors import ServiceFailed, SettingsInvalid, access_denied
 from supervisor.models.model_lookup import is_reference
 from supervisor.settings.schema import ModelSettings, Settings
 from supervisor.settings.tables import STOP_LIMIT_S as HOOKS_STOP_LIMIT_S
@@ -365,10 +365,8 @@ def _remove(scope: Scope, found: Iterable[Path]) -> None:
     for path in found:
         if path.name in {SOCKET, SERVICE} and _is_known(scope, path.name):
             systemctl(scope, "disable", path.name)
-        try:
+        with access_denied(f"cannot remove {path}"):
             path.unlink(missing_ok=True)
-        except OSError as error:
-            raise AccessDenied(f"cannot remove {path}: {error.strerror}") from error
 
 
 def _is_known(scope: Scope, name: str) -> bool:
@@ -395,15 +393,11 @@ def _read(path: Path) -> str | None:
 
 def _write(path: Path, text: str) -> None:
     """Write a file that all users can read: it holds no secrets, and systemd warns otherwise."""
-    try:
+    hint = "sudo corral service install, or corral service install --user"
+    with access_denied(f"cannot write {path}", hint):
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         write_atomic(path, text)
         path.chmod(0o644)
-    except OSError as error:
-        raise AccessDenied(
-            f"cannot write {path}: {error.strerror}",
-            hint="sudo corral service install, or corral service install --user",
-        ) from error
 
 
 def reasons_unreachable(paths: Iterable[Path]) -> Iterator[str]:

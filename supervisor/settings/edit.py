@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +12,7 @@ from typing import Any, Final
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
-from supervisor.errors import AccessDenied, SettingsInvalid
+from supervisor.errors import SettingsInvalid, access_denied
 from supervisor.settings.reference import DIRECTIVE
 from supervisor.system.files import back_up, rewrite, write_atomic
 from supervisor.system.paths import make_private
@@ -22,6 +21,7 @@ from supervisor.system.toml_file import has_key
 Table = MutableMapping[str, Any]
 
 _NOT_SAFE: Final = "the settings file cannot be changed safely"
+_AS_OWNER: Final = "change it as its owner, then run corral reload"
 _BY_HAND: Final = "nothing was changed; correct it by hand, with corral config check"
 
 
@@ -40,7 +40,7 @@ class ChangedFile:
 
     def restore(self) -> None:
         """Restore the old text; raises AccessDenied."""
-        with _report_write_errors(self.path):
+        with access_denied(f"{self.path} cannot be changed", _AS_OWNER):
             rewrite(self.path, self.before)
             self.backup.unlink(missing_ok=True)
 
@@ -51,7 +51,7 @@ def change_file(path: Path, edit: Callable[[str], Edit]) -> ChangedFile:
     If `edit` raises SettingsInvalid, nothing is changed. Raises AccessDenied: no access to the
     file.
     """
-    with _report_write_errors(path):
+    with access_denied(f"{path} cannot be changed", _AS_OWNER):
         text = path.read_text("utf-8")
         after, lines = edit(text)
         backup = back_up(path)
@@ -64,7 +64,7 @@ def write_file(path: Path, edit: Callable[[str], Edit]) -> tuple[str, ...]:
 
     Raises as `change_file`.
     """
-    with _report_write_errors(path):
+    with access_denied(f"{path} cannot be changed", _AS_OWNER):
         is_new = not path.exists()
         text, lines = edit("" if is_new else path.read_text("utf-8"))
         if is_new:
@@ -97,17 +97,6 @@ def edit_text(text: str, change: Callable[[Table], None]) -> str:
 
 def toml(value: object) -> str:
     return tomlkit.item(value).as_string()
-
-
-@contextmanager
-def _report_write_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise AccessDenied(
-            f"{path} cannot be changed: {error.strerror or error}",
-            hint="change it as its owner, then run corral reload",
-        ) from error
 
 
 _KEY_HINT = (

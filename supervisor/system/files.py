@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from xxhash import xxh3_128
 
-from supervisor.errors import AccessDenied, DiskFull
+from supervisor.errors import AccessDenied, DiskFull, access_denied
 from supervisor.output import size
 from supervisor.system.paths import is_ours, make_ours, make_private
 
@@ -37,6 +37,7 @@ _KINDS: Final = (
 # Opening a device may have side effects, so the path is checked first. With O_NONBLOCK the open
 # does not hang if a pipe replaces the file in between.
 _FLAGS: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class NotRegular(OSError):
@@ -95,6 +96,23 @@ def stat_regular(path: Path) -> os.stat_result:
         raise OSError(None, str(error)) from error
     _check(found)
     return found
+
+
+def check_new(path: Path) -> None:
+    """Raise AccessDenied if a file that `--output` names exists, or cannot be created."""
+    if os.path.lexists(path):
+        hint = "move it away, or name another file with --output"
+        raise AccessDenied(f"{path} exists already", hint=hint)
+    if not os.access(path.absolute().parent, os.W_OK):
+        hint = "name a file in a directory that exists and is yours to write"
+        raise AccessDenied(f"cannot write {path}", hint=hint)
+
+
+def create_new(path: Path) -> int:
+    """Create a file of mode 0600, and return its descriptor; raises AccessDenied."""
+    check_new(path)
+    with access_denied(f"cannot write {path}"):
+        return os.open(path, _NEW, 0o600)
 
 
 def write_atomic(

@@ -52,7 +52,7 @@ def test_a_capture_ends_with_its_last_request(corral: CorralCli, tiny_model: Pat
     assert end["reason"] == "requests"
     there = corral(*words)
     assert there.returncode == 1
-    assert "is there already" in there.stderr
+    assert "exists already" in there.stderr
 
     _replay(corral, file)
 
