@@ -263,12 +263,6 @@ _OF_BODY: Final = (
 )
 
 
-_RESPONSES: Final = ("/v1/responses", "/responses")
-_COUNTED: Final = "/input_tokens"
-_ITEMS_DEFAULT: Final = 20
-_ITEMS_MAX: Final = 100
-
-
 class ResponsesEndpoint(Feature):
     """Answers the endpoints; a client sees only the responses of its own API key."""
 
@@ -277,8 +271,8 @@ class ResponsesEndpoint(Feature):
         self._store = store
 
     def add_routes(self, routes: Routes) -> None:
-        for path in _RESPONSES:
-            for posted in (path, path + _COUNTED):
+        for path in ("/v1/responses", "/responses"):
+            for posted in (path, path + "/input_tokens"):
                 routes.add(posted, post=self.create)
             routes.add(path + "/{id}/input_items", get=self.list_input_items)
             routes.add(path + "/{id}", get=self.show, delete=self.delete)
@@ -293,7 +287,7 @@ class ResponsesEndpoint(Feature):
         return web.Response(body=response, content_type="application/json")
 
     async def list_input_items(self, request: web.BaseRequest) -> web.Response:
-        limit = limit_of(request.query, _ITEMS_DEFAULT, _ITEMS_MAX)
+        limit = limit_of(request.query, 20, 100)
         items = self._find(request).input_items()
         if order_of(request.query) == "desc":
             items.reverse()

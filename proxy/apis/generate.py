@@ -63,12 +63,6 @@ class TokenEvents(EventTransform):
         return b"".join(events)
 
 
-MAX_TOKENS: Final = 50
-TEMPERATURE: Final = 1.0
-STRATEGY: Final = "greedy"
-TOP_K: Final = 50
-TOP_P: Final = 0.9
-
 _OURS: Final = frozenset(
     ("prompt", "prompts", "max_tokens", "temperature", "strategy", "top_k", "top_p", "model_id")
 )
@@ -108,7 +102,7 @@ def _completion(members: Mapping[str, Any], *, is_stream: bool) -> dict[str, Any
         **passed,
         **with_model(given),
         # An engine generates one token even if the limit is 0.
-        "n_predict": batches.whole_number(given, "max_tokens", MAX_TOKENS),
+        "n_predict": batches.whole_number(given, "max_tokens", 50),
         "stream": is_stream,
         "return_tokens": True,
     }
@@ -116,16 +110,16 @@ def _completion(members: Mapping[str, Any], *, is_stream: bool) -> dict[str, Any
 
 def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the members that make the engine sample only with the requested strategy."""
-    temperature = given.get("temperature", TEMPERATURE)
-    implied = "top_k" if given.keys() & {"temperature", "top_k"} else STRATEGY
+    temperature = given.get("temperature", 1.0)
+    implied = "top_k" if given.keys() & {"temperature", "top_k"} else "greedy"
     match given.get("strategy", "top_p" if "top_p" in given else implied):
         case "greedy":
             return {"temperature": 0}
         case "top_k":
-            k = batches.whole_number(given, "top_k", TOP_K)
+            k = batches.whole_number(given, "top_k", 50)
             return {"temperature": temperature, "top_k": k, "top_p": 1, "min_p": 0}
         case "top_p":
-            p = given.get("top_p", TOP_P)
+            p = given.get("top_p", 0.9)
             return {"temperature": temperature, "top_k": 0, "top_p": p, "min_p": 0}
         case other:
             raise BadRequest(f"Invalid strategy: {quote(str(other))}; it is greedy, top_k or top_p")
@@ -182,7 +176,6 @@ TRANSLATED: Final[Mapping[str, Translate]] = MappingProxyType(
 )
 
 
-_TEXTS_MAX: Final = 1024
 _AT_ONCE: Final = 4
 
 
@@ -196,7 +189,7 @@ async def tokenize_batch(
     """Answer `/batch/tokenize`; if one text fails, its error is the response."""
     members = await read_members(request, share)
     model = names.resolve(named_model(with_model(members)) or request.query.get("model"))
-    texts = batches.strings_of(members, "texts", _TEXTS_MAX)
+    texts = batches.strings_of(members, "texts", 1024)
     gate = asyncio.Semaphore(_AT_ONCE)
 
     async def tokenize(index: int, text: str) -> dict[str, Any]:

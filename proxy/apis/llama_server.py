@@ -149,7 +149,6 @@ Event = Mapping[str, object]
 
 # llama-server reports stages; here one number covers all replicas of a model.
 _STAGE: Final = "text_model"
-_FAILED_CODE: Final = 1
 
 
 def events_between(
@@ -170,7 +169,7 @@ def _data(model_info: ModelInfo) -> dict[str, object]:
     is_failed = model_info.state == "failed"
     data: dict[str, object] = {"status": "unloaded" if is_failed else model_info.state}
     if data["status"] == "unloaded":
-        data["exit_code"] = _FAILED_CODE if is_failed else 0
+        data["exit_code"] = 1 if is_failed else 0
     elif model_info.state == "loaded":
         data["info"] = model_json(model_info)
     if model_info.load_progress is not None and not is_failed:
@@ -288,7 +287,6 @@ class ModelControlEndpoints(Feature):
 COMPLETION_CONTROL: Final = "/v1/chat/completions/control"
 # An engine acts between two batches; a batch may take seconds.
 _CONTROL_TIMEOUT_S: Final = 30.0
-_CONTROL_MAX_BYTES: Final = 64 * 1024
 
 
 async def control_completion(core: Core, request: web.BaseRequest) -> web.Response:
@@ -326,7 +324,7 @@ async def _control(core: Core, upstream: Upstream, body: bytes) -> FetchedBody |
     request = UpstreamRequest("POST", COMPLETION_CONTROL, "", headers, body)
     if upstream.node:
         request = for_node(request, upstream.node)
-    limits = _CONTROL_TIMEOUT_S, _CONTROL_MAX_BYTES
+    limits = _CONTROL_TIMEOUT_S, 64 * 1024
     try:
         return await fetch(upstream, request, core.settings, *limits)
     except ProxyError as error:

@@ -313,7 +313,6 @@ def _cut(vector: Sequence[float], dimensions: int | None) -> Sequence[float]:
 
 # Names of members and options of the request that have no effect.
 IGNORED: Final = "X-Corral-Ignored"
-_IGNORED_MAX_CHARACTERS: Final = 512
 
 
 class OllamaAnswer(EventTransform):
@@ -353,7 +352,7 @@ class OllamaAnswer(EventTransform):
             headers["Content-Type"] = LINES
         if self._asked and self._asked.ignored:
             names = ", ".join(ascii(name)[1:-1] for name in self._asked.ignored)
-            headers[IGNORED] = names[:_IGNORED_MAX_CHARACTERS]
+            headers[IGNORED] = names[:512]
 
     def whole(self, status: int, body: bytes) -> bytes:
         return self.translate_whole(orjson.loads(body)) if status == HTTPStatus.OK else body

@@ -56,7 +56,6 @@ PREFIXES: Final = "/corral/v1/prefixes"
 UNCOUNTED: Final = OPEN_PATHS | {PREFIXES}
 # Each prompt of these requests is admitted separately.
 WITH_PARTS: Final = frozenset({BATCH_COMPLETIONS, BATCH_TOKENIZE})
-_READS: Final = frozenset({"GET", "HEAD"})
 
 # The session of a request, or None.
 SIGNED_IN: Final[web.RequestKey[SignedIn | None]] = web.RequestKey("signed_in", SignedIn)
@@ -106,7 +105,7 @@ def check_same_origin(request: web.BaseRequest) -> None:
         raise Forbidden(
             "only the dashboard's own page may use its session; other programs send an API key"
         )
-    if request.method not in _READS and request.content_type != "application/json":
+    if request.method not in {"GET", "HEAD"} and request.content_type != "application/json":
         raise UnsupportedMediaType("the body must be JSON, with Content-Type: application/json")
 
 
@@ -133,8 +132,6 @@ _ORIGIN: Final = re.compile(
     rf"[a-z][a-z0-9+.-]{{0,63}}://(?:[A-Za-z0-9._*-]{{1,253}}|\[[0-9A-Fa-f:]{{2,39}}\]){_PORT}"
 )
 _HOST: Final = re.compile(rf"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\]){_PORT}")
-_SHOWN_MAX_CHARACTERS: Final = 80
-_PREFLIGHT_AGE_S: Final = 600
 _FIELD_NAMES: Final = re.compile(r"[A-Za-z0-9_, -]{0,4096}")
 
 
@@ -214,7 +211,7 @@ def preflight_response(request: web.BaseRequest) -> web.Response:
         headers={
             "Access-Control-Allow-Methods": "GET, HEAD, POST, DELETE, OPTIONS",
             "Access-Control-Allow-Headers": wanted if _FIELD_NAMES.fullmatch(wanted) else "",
-            "Access-Control-Max-Age": str(_PREFLIGHT_AGE_S),
+            "Access-Control-Max-Age": "600",
         }
     )
     if request.headers.get("Access-Control-Request-Private-Network") == "true":
@@ -266,7 +263,7 @@ def _how_to_allow(origin: str) -> str:
     if origin not in _OPAQUE and ("*" in origin or not _ORIGIN.fullmatch(origin)):
         return ""
     shared = "; pages of any site can send it" if origin in _OPAQUE else ""
-    if len(origin) > _SHOWN_MAX_CHARACTERS:
+    if len(origin) > 80:
         return shared
     line = f'allowed_origins = ["{origin}"]'
     return f"{shared}; to allow it, write {line} under [proxy] and restart the daemon"

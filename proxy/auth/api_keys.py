@@ -52,8 +52,6 @@ LIVE: Final = "/health/live"
 # These paths need no key.
 OPEN_PATHS: Final = frozenset({"/health", "/v1/health", LIVE})
 _BEARER: Final = re.compile(r"bearer +(\S+) *", re.IGNORECASE)
-_BEARERS: Final = "Authorization"
-_API_KEYS: Final = "X-Api-Key"
 _RECHECK_S: Final = 1.0
 # Each key in few ways of writing its header.
 _KNOWN_MAX: Final = 1024
@@ -100,7 +98,7 @@ class ApiKeys:
         if not self.are_needed:
             return None
         keys, headers = self._current(), request.headers
-        given = tuple(headers.getall(_BEARERS, ())), tuple(headers.getall(_API_KEYS, ()))
+        given = tuple(headers.getall("Authorization", ())), tuple(headers.getall("X-Api-Key", ()))
         if known := self._known.get(given):
             return known
         key = find(_key_of_headers(*given), keys)

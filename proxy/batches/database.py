@@ -76,7 +76,6 @@ def prepare(connection: Connection) -> None:
 
 
 _PAGE_BYTES: Final = 4096
-_LOG_MAX_BYTES: Final = 64 * 1024**2
 # Time to wait for the lock of a daemon that is about to end.
 _LOCK_TIMEOUT_S: Final = 1.0
 
@@ -274,7 +273,7 @@ class Database:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         pragmas = (
             "synchronous = FULL",
-            f"journal_size_limit = {_LOG_MAX_BYTES}",
+            f"journal_size_limit = {64 * 1024**2}",
             f"max_page_count = {self._max_bytes // _PAGE_BYTES}",
         )
         return open_connection(self.path, pragmas, prepare)

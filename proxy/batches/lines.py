@@ -191,8 +191,6 @@ def _body(body: bytes) -> Any:
         return {"error": {"message": body.decode("utf-8", "replace"), "type": "server_error"}}
 
 
-_PROBLEMS_MAX: Final = 100
-
 # Raises ProxyError if the client may not use a model of this name.
 CheckModel = Callable[[str | None], object]
 
@@ -210,7 +208,7 @@ class Validation:
 
     @property
     def is_full(self) -> bool:
-        return len(self._problems) >= _PROBLEMS_MAX
+        return len(self._problems) >= 100
 
     def add_all(self, lines: Iterable[StoredLine]) -> None:
         for line in lines:

@@ -26,8 +26,6 @@ from proxy.batches.records import Batch, End, Status, StoredLine
 from proxy.errors import ProxyError
 from proxy.settings import JobSettings, ProxySettings
 
-_MEMORY_MAX_BYTES: Final = 64 * 1024**2
-
 
 def places_of(slots: int, settings: JobSettings) -> int:
     """Return how many lines a model computes at once; `slots` is 0 if not yet known."""
@@ -92,7 +90,7 @@ class Places:
             place.granted.set()
 
     def _has_room(self, place: Place) -> bool:
-        is_small = self._held_bytes + place.size_bytes <= _MEMORY_MAX_BYTES
+        is_small = self._held_bytes + place.size_bytes <= 64 * 1024**2
         is_alone = not self._held_bytes
         return (is_small or is_alone) and self._taken[place.model] < self._limit_of(place.model)
 
@@ -246,9 +244,6 @@ class Job:
         return "expired" if has_expired else "completed"
 
 
-_SWEEP_EVERY_S: Final = 3600.0
-
-
 class Runner:
     """Runs all batches, if a database exists; `wake` it when there is more to do.
 
@@ -305,7 +300,7 @@ class Runner:
             if self._tools.database.exists:
                 await self._sweep_all()
             try:
-                async with asyncio.timeout(_SWEEP_EVERY_S):
+                async with asyncio.timeout(3600.0):
                     await self._sweep_soon.wait()
             except TimeoutError:
                 continue

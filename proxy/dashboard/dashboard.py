@@ -71,8 +71,6 @@ from proxy.request.models import client_models
 from proxy.request.request import client_of
 
 INDEX: Final = "index.html"
-_PAGE: Final = "page"
-_LIST: Final = "page.toml"
 _TYPES: Final = MappingProxyType(
     {
         ".css": "text/css; charset=utf-8",
@@ -89,13 +87,13 @@ StaticFile = tuple[bytes, str, str]  # body, Content-Type, ETag
 
 
 def page_files() -> Mapping[str, StaticFile]:
-    folder = resources.files(__package__).joinpath(_PAGE)
+    folder = resources.files(__package__).joinpath("page")
     return {path: file for path, entry in _walk_files(folder, "") if (file := _file(path, entry))}
 
 
 def library_files(vendor: Path) -> Mapping[str, StaticFile]:
     """Return the files that `page.toml` in this folder lists, by `NAME/FILE`."""
-    listed = vendor / _LIST
+    listed = vendor / "page.toml"
     if not listed.is_file():
         return {}
     libraries = tomllib.loads(listed.read_text("utf-8"))["libraries"]

@@ -219,7 +219,6 @@ class LiveState:
 
 
 _PATH: Final = "/corral/v1/live"
-_LISTENERS_MAX: Final = 32
 _LINES: Final = 200
 _PING_S: Final = 15.0
 _CHECK_S: Final = 1.0
@@ -256,7 +255,7 @@ class LiveEndpoint(Feature):
             TooManyRequests: There are too many listeners.
         """
         check_admin(request)
-        if self._listeners >= _LISTENERS_MAX:
+        if self._listeners >= 32:
             raise TooManyRequests(f"{self._listeners} pages are open; close one")
         own = request[RESPONSE_HEADERS]
         response = web.StreamResponse(headers={**_HEADERS, **own})

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 from proxy.errors import BadRequest, NotFound
 from proxy.observe.metrics import Passes
@@ -21,7 +21,6 @@ from proxy.request.models import ModelInfo
 from proxy.router.lease import InstanceStats, LeaseStats, by_slot
 from proxy.router.queue import QueueStats
 
-_NUMBER_MAX_CHARACTERS: Final = 16
 State = Literal["prefill", "decode", "idle"]
 BatchType = Literal["prefill", "decode", "mixed"]
 
@@ -103,9 +102,7 @@ def engine_slot(listed: Sequence[Mapping[str, object]], number: str) -> Mapping[
     """
     found = [slot for slot in listed if str(slot["id"]) == number]
     if not found:
-        raise NotFound(
-            f"no slot has the number {number[:_NUMBER_MAX_CHARACTERS]!r}; GET /slots lists them"
-        )
+        raise NotFound(f"no slot has the number {number[:16]!r}; GET /slots lists them")
     if len(found) > 1:
         names = ", ".join(str(slot["instance"]) for slot in found)
         raise BadRequest(f"slots of {names} have this number; name one by ?instance=")

@@ -132,7 +132,6 @@ def _problem(found: Collection[NodeAddress], answer: Answer, most: int) -> str |
     return None
 
 
-_KEY_FILE_MAX_BYTES: Final = 4096
 _KEY: Final = re.compile(rb"[!-~]+")
 _KEY_HINT: Final = "it must contain only the node's API key, on one line"
 
@@ -221,9 +220,7 @@ def configured_nodes(tables: Mapping[str, NodeSettings], emit: Emit) -> list[Con
 def read_key(path: Path) -> str:
     """Read a node's key. Raises ConfigError: no file, open to others, or not exactly one key."""
     missing = "write the node's key into it, or unset key_file of the node"
-    text, _ = read_private(
-        path, "the key file", _KEY_FILE_MAX_BYTES, missing=missing, wrong=_KEY_HINT
-    )
+    text, _ = read_private(path, "the key file", 4096, missing=missing, wrong=_KEY_HINT)
     key = text.strip()
     if not _KEY.fullmatch(key):
         raise ConfigError(f"the key file {path} does not hold one key", _KEY_HINT)

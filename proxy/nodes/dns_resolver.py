@@ -65,7 +65,6 @@ class _UdpSocket(DatagramSocket):
         return self._socket.getsockname()
 
 
-_QUERIES_MAX: Final = 16
 _REASON_MAX_CHARACTERS: Final = 200
 
 
@@ -92,7 +91,7 @@ class _Queries:
             host, self._resolver.port = name_server
             self._resolver.nameservers = [host]
         self._sockets = _DnsSockets()
-        self._turns = asyncio.Semaphore(_QUERIES_MAX)
+        self._turns = asyncio.Semaphore(16)
 
     async def services(self, name: str) -> Answer:
         """Return the addresses behind the SRV records of the first priority."""

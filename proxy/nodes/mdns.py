@@ -78,7 +78,6 @@ def _addresses(info: AsyncServiceInfo, service: str) -> Iterator[NodeAddress]:
 
 SERVICE: Final = "_llama-corral._tcp.local."
 _ALL_IPV4: Final = "0.0.0.0"  # noqa: S104 (what users listen on)
-_IPV4: Final = 4
 _LABEL_MAX_CHARACTERS: Final = 48  # of 63, with the process behind it
 
 
@@ -123,6 +122,6 @@ def addresses_of(host: str) -> list[str]:
     return sorted(
         address
         for address, parsed in addresses.items()
-        if (parsed.version == _IPV4 or host != _ALL_IPV4)
+        if (parsed.version == 4 or host != _ALL_IPV4)
         and not (parsed.is_loopback or parsed.is_link_local)
     )

@@ -48,7 +48,6 @@ NodeState = Literal["up", "down", "draining", "same"]
 _TIMEOUT_S: Final = 5.0
 _LARGE_BYTES: Final = 64 * 1024
 _MAX_BYTES: Final = 2 * 1024**2
-_PROCESS_MAX_CHARACTERS: Final = 64
 
 
 class NodeDraining(Exception):
@@ -83,7 +82,7 @@ class NodePoller:
         is_large = len(answer.body) > _LARGE_BYTES
         remote_models = await asyncio.to_thread(read) if is_large else read()
         await self._read_slots(remote_models)
-        process = answer.headers.get(PROCESS, "")[:_PROCESS_MAX_CHARACTERS]
+        process = answer.headers.get(PROCESS, "")[:64]
         return remote_models, process
 
     async def _read_slots(self, remote_models: Sequence[RemoteModel]) -> None:

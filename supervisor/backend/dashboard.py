@@ -47,13 +47,10 @@ def _error(facts: InstanceSnapshot) -> dict[str, str] | None:
     return {"code": cause.code, "message": cause.sentence, "hint": cause.hint}
 
 
-_DAEMON: Final = "daemon"
-
-
 def log_files(directories: Directories, instances: Iterable[str]) -> dict[str, Path]:
     """Return the existing logs of the daemon and of instances."""
     found = {instance: directories.engine_log(instance) for instance in instances}
-    known = {_DAEMON: directories.daemon_log, **found}
+    known = {"daemon": directories.daemon_log, **found}
     return {name: path for name, path in known.items() if path.is_file()}
 
 

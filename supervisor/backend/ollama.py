@@ -98,7 +98,6 @@ async def _end(process: Process) -> None:
 
 
 _DOWNLOADS_MAX: Final = 4
-_UNLOAD_S: Final = 60.0
 
 
 class ModelFilesAdapter:
@@ -172,7 +171,7 @@ class ModelFilesAdapter:
         with self._changes() as changed:
             is_unloaded = self._unload(model)
             try:
-                async with asyncio.timeout(_UNLOAD_S):
+                async with asyncio.timeout(60.0):
                     while not is_unloaded():
                         await changed.wait()
                         changed.clear()
@@ -207,9 +206,6 @@ def _proxy_error(error: CorralError) -> ProxyError:
     if isinstance(error, DiskFull):
         return StorageFull(text)
     return NotFound(text) if isinstance(error, NoSuchModel) else Conflict(text)
-
-
-_TEMPLATE_MAX_CHARACTERS: Final = 1024**2
 
 
 class OllamaHostAdapter:
@@ -268,6 +264,6 @@ def _template(flags: Mapping[str, object]) -> str:
         return str(flags.get("chat-template", ""))
     try:
         with Path(str(path)).open(encoding="utf-8", errors="replace") as file:
-            return file.read(_TEMPLATE_MAX_CHARACTERS)
+            return file.read(1024**2)
     except OSError:  # the model's start reports it
         return ""

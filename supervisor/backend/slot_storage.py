@@ -37,7 +37,6 @@ from supervisor.fleet.model import availability
 from supervisor.slot_store.file_index import find_prefix
 from supervisor.slot_store.manifest import Manifest, find_conversation, find_file
 
-_WANTED_MAX: Final = 16
 # If no engine is idle for so long, the file is given up until three more conversations share the
 # prefix.
 _PATIENCE_S: Final = 600.0
@@ -64,7 +63,7 @@ class PrefixFiles(Part):
     def want(self, model: str, prefix: SharedPrefix) -> None:
         """Have a file made of a prefix, unless there is one."""
         key = model, prefix.blocks
-        if key in self._wanted or len(self._wanted) >= _WANTED_MAX:
+        if key in self._wanted or len(self._wanted) >= 16:
             return
         prompt = prompts.of_request("of conversations", prefix.body)
         self._wanted[key] = prompt, time.monotonic() + _PATIENCE_S

@@ -316,11 +316,8 @@ def _usage(tokens: Tokens, slot_s: float = 0.0, cpu_s: float = 0.0) -> Usage:
     return Usage(0, tokens.prompt, tokens.cached, tokens.decoded, slot_s, cpu_s)
 
 
-_USAGE_LABELS: Final = ("client", "model")
-
-
 def _family(name: str, text: str, *more: str) -> CounterMetricFamily:
-    return CounterMetricFamily(f"corral_client_{name}", text, labels=(*_USAGE_LABELS, *more))
+    return CounterMetricFamily(f"corral_client_{name}", text, labels=("client", "model", *more))
 
 
 class RecordsAdapter:

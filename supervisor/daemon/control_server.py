@@ -20,7 +20,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final, get_type_hints
+from typing import Any, get_type_hints
 
 import orjson
 from aiohttp import web
@@ -34,14 +34,12 @@ from supervisor.daemon.operations import DaemonService
 from supervisor.engine import prompts
 from supervisor.events import DAEMON_STOPPED, LOAD_PROGRESS, Event, EventStream, Listener
 
-_BODY_MAX_BYTES: Final = 2 * prompts.SIZE_MAX_BYTES
-
 
 @asynccontextmanager
 async def serve(
     service: DaemonService, events: EventStream, path: Path, waiting_every_s: float = 5.0
 ) -> AsyncIterator[None]:
-    app = web.Application(client_max_size=_BODY_MAX_BYTES, middlewares=[_errors_as_json])
+    app = web.Application(client_max_size=2 * prompts.SIZE_MAX_BYTES, middlewares=[_errors_as_json])
     for operation in OPERATIONS.values():
         handler = functools.partial(_handle, service, events, waiting_every_s, operation)
         app.router.add_route(operation.method, operation.path, handler)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from typing import Final
 
 from supervisor.settings.tables import RestartPolicy
 
@@ -18,7 +17,6 @@ from supervisor.settings.tables import RestartPolicy
 # A count of failures that halves every `failure_half_life_s`, and its monotonic time in seconds. As
 # a whole number it is rounded up: a decayed 4.3 was five failures.
 FailureHistory = tuple[float, float]
-_NO_FAILURES: Final[FailureHistory] = (0.0, 0.0)
 
 
 def decide(
@@ -59,7 +57,7 @@ class RestartTracker:
         self.forget()
 
     def forget(self) -> None:
-        self._own = self._by_request = _NO_FAILURES
+        self._own = self._by_request = (0.0, 0.0)
 
     @property
     def failures(self) -> int:

@@ -57,13 +57,11 @@ class MeasurementStore:
 
 
 _TIMEOUT_S: Final = 10.0
-_DECODE_TOKENS: Final = 24
 # Token ids that every vocabulary has. The number of tokens of a text would depend on the model.
 _PROMPT: Final = tuple(3 + number % 64 for number in range(384))
 # The speed with fewer sequences says little about that with many.
 _TOGETHER_MIN: Final = 4
 _TOGETHER_MAX: Final = 8
-_TOGETHER_TOKENS: Final = 12
 
 
 async def measure(client: EngineClient, slots: int) -> ThreadSpeeds | None:
@@ -79,7 +77,7 @@ async def measure(client: EngineClient, slots: int) -> ThreadSpeeds | None:
 
 
 async def _measure(client: EngineClient, slots: int) -> ThreadSpeeds | None:
-    alone = await _complete(client, "Once upon a time", _DECODE_TOKENS)
+    alone = await _complete(client, "Once upon a time", 24)
     long = await _complete(client, _PROMPT, 1)
     if not (alone and long and alone.decode_ms and long.prompt_ms):
         return None
@@ -109,7 +107,7 @@ async def _measure_together(client: EngineClient, sequences: int) -> float | Non
 async def _try_complete(client: EngineClient, prompt: str) -> Timings | None:
     """Do as `_complete`, but return None for an error, which the task group would wrap."""
     try:
-        return await _complete(client, prompt, _TOGETHER_TOKENS)
+        return await _complete(client, prompt, 12)
     except EngineUnreachable:
         return None
 

@@ -65,7 +65,6 @@ _PR_SET_PDEATHSIG: Final = 1
 # it is written. With a limit of one byte the kernel neither writes a dump nor starts a program for
 # it (Source: Linux, fs/coredump.c).
 _NO_CORE: Final = 1
-_SHELL_SIGNAL: Final = 128
 _EXIT_SIGNALS: Final = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
 _prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
@@ -114,7 +113,7 @@ class Exit:
         A shell in front of the engine reports it as exit code 128 plus the signal (Source: POSIX,
         Shell Command Language, 2.8.2).
         """
-        return self.signal or (self.code or 0) - _SHELL_SIGNAL
+        return self.signal or (self.code or 0) - 128
 
 
 class Child:

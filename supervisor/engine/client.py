@@ -44,8 +44,6 @@ _TIMEOUT: Final = aiohttp.ClientTimeout(sock_connect=_CONNECT_TIMEOUT_S, sock_re
 # For requests without a known duration: the caller has a deadline.
 _NO_READ_TIMEOUT: Final = aiohttp.ClientTimeout(sock_connect=_CONNECT_TIMEOUT_S)
 _CONNECTIONS_MAX: Final = 8
-_RESPONSE_MAX_BYTES: Final = 4 * 1024**2
-_STREAM_MAX_BYTES: Final = 64 * 1024**2
 _MESSAGE_MAX: Final = 200
 
 
@@ -186,12 +184,12 @@ async def _chunks(response: aiohttp.ClientResponse, max_bytes: int) -> AsyncIter
 
 
 async def _body(response: aiohttp.ClientResponse) -> bytes:
-    return b"".join([chunk async for chunk in _chunks(response, _RESPONSE_MAX_BYTES)])
+    return b"".join([chunk async for chunk in _chunks(response, 4 * 1024**2)])
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[Mapping[str, Any]]:
     splitter = Splitter()
-    async for chunk in _chunks(response, _STREAM_MAX_BYTES):
+    async for chunk in _chunks(response, 64 * 1024**2):
         for event in splitter.feed(chunk):
             if members := members_of(event):
                 yield members

@@ -21,14 +21,12 @@ from typing import Any, Final, Literal
 
 from supervisor.errors import CorralError
 
-_QUOTE_MAX: Final = 200
 _TEXT_MAX: Final = 300
 # Shortages that may end.
 _TRANSIENT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 # Causes outside of the engine and its requests: an RPC worker is gone, or other programs hold the
 # memory of a device. The instance waits for their end; they count against no engine or request.
 EXTERNAL: Final = frozenset({"rpc_lost", "worker_unreachable", "device_memory_short"})
-_ASSERTION: Final = "assertion"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +85,7 @@ def diagnose(returncode: int | None, lines: Sequence[str]) -> FailureCause:
 def has_aborted(lines: Sequence[str]) -> bool:
     """Return whether the engine stopped at an assertion of its own."""
     found = next(find_causes("failure", lines), None)
-    return found is not None and found.code == _ASSERTION
+    return found is not None and found.code == "assertion"
 
 
 def crash_cause(returncode: int, requests: int) -> FailureCause:
@@ -137,7 +135,7 @@ _ERROR_LINE: Final = re.compile(r"^(?:[\d.]+ )?E |\berror\b|\bfailed\b", re.IGNO
 
 def _cause_of_exit(returncode: int | None, lines: Sequence[str]) -> FailureCause:
     errors = [line for line in lines if _ERROR_LINE.search(line)]
-    last = errors[-1].strip()[:_QUOTE_MAX] if errors else ""
+    last = errors[-1].strip()[:200] if errors else ""
     detail = f"; its last error: {last}" if last else ""
     if returncode == 0:
         return known_cause("left")

@@ -16,9 +16,6 @@ from typing import BinaryIO, Final, Self
 from supervisor.errors import AccessDenied
 
 LINE_MAX_BYTES: Final = 4096
-_RING_BYTES: Final = 256 * 1024
-_FILE_BYTES: Final = 16 * 1024**2
-_FILES_KEPT: Final = 3
 _BLOCK_BYTES: Final = 64 * 1024
 _LOOK_BACK_BYTES: Final = 4 * 1024**2
 # Without O_NONBLOCK a pipe in place of the log would block.
@@ -47,7 +44,7 @@ class LineSplitter:
 class LogRing:
     """The last bytes of a stream; cuts long lines, and holds up to 2 * `size_bytes`."""
 
-    def __init__(self, size_bytes: int = _RING_BYTES) -> None:
+    def __init__(self, size_bytes: int = 256 * 1024) -> None:
         self._size_bytes = size_bytes
         self._bytes = bytearray()
         self._open_bytes = 0
@@ -80,8 +77,8 @@ class LogFile:
         self,
         path: Path,
         *,
-        size_bytes: int = _FILE_BYTES,
-        kept: int = _FILES_KEPT,
+        size_bytes: int = 16 * 1024**2,
+        kept: int = 3,
         streams: Sequence[int] = (),
     ) -> None:
         self._streams = streams

@@ -41,8 +41,6 @@ from supervisor.system.paths import Directories, make_private
 _END_TIMEOUT_S: Final = 2.0
 
 
-_TAG_PARTS: Final = 3
-
 # An engine without a daemon: its pid, its instance, and when it was created.
 OrphanEngine = tuple[int, str, datetime]
 
@@ -82,7 +80,7 @@ def prove(pid: int, runtime: Path) -> OrphanEngine | None:
         if process.uids().real != os.getuid() or process.ppid() == os.getpid():
             return None
         tag = process.environ().get(PROCESS_TAG_ENV, "").split("\n")
-        if len(tag) != _TAG_PARTS or Path(tag[0]) != runtime or os.getsid(pid) != pid:
+        if len(tag) != 3 or Path(tag[0]) != runtime or os.getsid(pid) != pid:
             return None
         _, instance, program = tag
         runs_program = process.cmdline()[:1] == [program]

@@ -36,7 +36,6 @@ _GRAMMAR: Final = b"parse: error parsing grammar: "
 # The line after the grammar: it begins with a time, or with a name in builds that print no time.
 _BEHIND: Final = re.compile(rb"\d+\.\d\d\.\d{3}\.\d{3} [A-Z] |(srv|slot|que|res|llama_\w+): ? ")
 _FAILED: Final = b"failed to parse grammar"
-_GRAMMAR_LINES_MAX: Final = 10_000
 # The beginning of a longer line decides about all of it.
 _HELD_MAX_BYTES: Final = 4096
 
@@ -89,7 +88,7 @@ class QuotedRequests:
                 return None
             self._grammar_lines = 0
         if found := _QUOTING.search(line):
-            self._grammar_lines = _GRAMMAR_LINES_MAX if found[0] == _GRAMMAR else 0
+            self._grammar_lines = 10_000 if found[0] == _GRAMMAR else 0
             return line[: found.end()] + LEFT_OUT
         return line
 

@@ -101,7 +101,6 @@ async def prefill_slot(client: EngineClient, prompt: WarmPrompt) -> FilledSlot |
     return latest.id_slot, tokens, found.cached_tokens
 
 
-_TRIES_MAX: Final = 5
 _TICK_S: Final = 0.1
 
 OnResult = Callable[[WarmPrompt, Timings | ErrorResponse], None]
@@ -156,7 +155,7 @@ class PrefillQueue:
         """Prefill the remaining prompts whenever the engine is idle, for `timeout_s` at most."""
         await self._drop_surplus(client, 0)
         until_s = time.monotonic() + timeout_s
-        while self._has_more and self._tries < _TRIES_MAX and time.monotonic() < until_s:
+        while self._has_more and self._tries < 5 and time.monotonic() < until_s:
             if traffic.activity(name).in_flight == 0:
                 with suppress(Preempted, ProxyError):
                     async with traffic.background_lease(name) as is_preempted:

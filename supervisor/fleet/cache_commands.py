@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 # How long a prefill waits for an instance to be idle.
 _IDLE_TIMEOUT_S: Final = 60.0
-_NOT_READY: Final = frozenset(State) - {State.READY}
 
 
 async def save_predecessors(model: Model, replica: Replica) -> None:
@@ -86,7 +85,7 @@ async def _prefill(
         asyncio.TaskGroup() as group,
     ):
         prefilled = group.create_task(queue.resume(client, traffic, snapshot.name, _IDLE_TIMEOUT_S))
-        stopped = group.create_task(replica.instance.wait(_NOT_READY))
+        stopped = group.create_task(replica.instance.wait(frozenset(State) - {State.READY}))
         await asyncio.wait((prefilled, stopped), return_when=asyncio.FIRST_COMPLETED)
         prefilled.cancel()
         stopped.cancel()
@@ -104,7 +103,6 @@ def _serving_snapshot(replica: Replica) -> InstanceSnapshot | None:
     return snapshot if snapshot.state is State.READY else None
 
 
-_UP: Final = frozenset({State.READY, State.DRAINING})
 _Work = Callable[[SlotManager, EngineClient, int], Awaitable[Transfer | None]]
 
 
@@ -163,7 +161,7 @@ class SlotStorage:
 
 async def _transfer(replica: Replica, work: _Work) -> Transfer | None:
     snapshot = replica.instance.snapshot()
-    if snapshot.state not in _UP:
+    if snapshot.state not in {State.READY, State.DRAINING}:
         return None
     async with EngineClient(snapshot.endpoint, snapshot.api_key) as client:
         return await work(replica.slots, client, snapshot.run)

@@ -39,7 +39,6 @@ Availability = Literal["loaded", "loading", "unloaded", "failed"]
 
 _LOADING: Final = frozenset({State.STARTING, State.WARMING, State.BACKOFF})
 _LOADED: Final = frozenset({State.READY, State.UNHEALTHY})
-_UNLOADING: Final = frozenset({State.DRAINING, State.STOPPING, State.KILLING})
 
 
 # A start of a failed model would fail again.
@@ -56,7 +55,7 @@ def phase_of(model: Model, snapshots: Sequence[InstanceSnapshot]) -> Phase:
         return "loaded"
     if states & _LOADING:
         return "loading"
-    if states & _UNLOADING:
+    if states & {State.DRAINING, State.STOPPING, State.KILLING}:
         return "unloading"
     return "failed" if State.FAILED in states or not model.is_open else "down"
 

@@ -57,8 +57,6 @@ from supervisor.system.paths import Directories
 
 # Larger models take longer to load, and lose less time to the synchronisation of threads.
 _MEASURED_MAX_BYTES: Final = 1024**3
-_NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
-_NONE_ADAPTED: Final[Mapping[str, FlagSettings]] = MappingProxyType({})
 
 
 class LaunchPlanner:
@@ -73,7 +71,7 @@ class LaunchPlanner:
         self,
         settings: Settings,
         directories: Directories,
-        adapted: Mapping[str, FlagSettings] = _NONE_ADAPTED,
+        adapted: Mapping[str, FlagSettings] = MappingProxyType({}),
         *,
         read_tuned: ReadTuned | None = None,
         known_workers: KnownWorkers | None = None,
@@ -177,7 +175,7 @@ class LaunchPlanner:
         longer = extend_context(entry, self.plan(model), plan)
         return self._plan(longer, adapted) if longer else plan
 
-    def plan_at(self, place: ReplicaId, free: Mapping[str, int] = _NOTHING) -> Plan:
+    def plan_at(self, place: ReplicaId, free: Mapping[str, int] = MappingProxyType({})) -> Plan:
         """Plan one replica as `plan` does; `free` is free bytes by device. Raises OutOfMemory."""
         devices = self.places.replicas(place.model).devices
         if trial := self.places.trial_at(place):

@@ -67,9 +67,6 @@ def need_bytes(own_bytes: int, before: Plan, after: Plan) -> int:
     return coming.own_at_start_bytes + beyond + weights
 
 
-_BEGUN: Final = frozenset(State) - {State.STOPPED}
-
-
 @dataclass(frozen=True, slots=True)
 class ReplicaFailure:
     """A replica that did not start; `stays` if it serves, or soon will, with its old settings."""
@@ -196,5 +193,5 @@ async def wait_settled(replica: Replica) -> InstanceSnapshot:
 
     It is STOPPED until its own task has read the command. The deadlines are those of its states.
     """
-    await replica.instance.wait(_BEGUN)
+    await replica.instance.wait(frozenset(State) - {State.STOPPED})
     return await replica.instance.wait(START_OVER)

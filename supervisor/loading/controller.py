@@ -32,7 +32,6 @@ from supervisor.loading.memory_usage import HOST, Bytes, MemoryUsage
 if TYPE_CHECKING:
     from proxy.router.router import Router
 
-_LOADS_MAX: Final = 5
 # A smaller progress says too little about the rest of a load.
 _PROGRESS_MIN: Final = 0.1
 _LEFT_MIN_S: Final = 0.05
@@ -52,7 +51,7 @@ class LoadTimes:
             return
         duration_s = now_s - self._began_at_s.pop(name)
         if phase == "loaded":
-            self._latest_s.setdefault(name, deque(maxlen=_LOADS_MAX)).append(duration_s)
+            self._latest_s.setdefault(name, deque(maxlen=5)).append(duration_s)
 
     def usual_s(self, name: str) -> float | None:
         """Return the median of the latest loads; None for a model that was never loaded."""

@@ -110,7 +110,6 @@ class ModelState:
 
 # The usual time of a program between a response and its next request.
 _THINKING_S: Final = 0.25
-_PRESENT: Final = frozenset({"loading", "loaded"})
 # A model that was not used for this time may go for one that another machine wants.
 _UNUSED_S: Final = 600.0
 # How often to check whether the memory of a device was returned.
@@ -204,7 +203,7 @@ def _make_room(
     evictable = [model for model in models if _is_evictable(model, rules)]
     idle = [model for model in evictable if not model.is_busy]
     patience_s = 0.0 if wanted.is_commanded else rules.eviction_wait_s - wanted.oldest_wait_s
-    is_quiet = not any(model.is_busy for model in models if model.phase in _PRESENT)
+    is_quiet = not any(model.is_busy for model in models if model.phase in {"loading", "loaded"})
     graces_s = {model.name: _grace_s(model, is_quiet=is_quiet) for model in idle}
     # 2. Idle models are unloaded at once; within their grace, only after `eviction_wait_s`.
     idle_victims = choose_victims(

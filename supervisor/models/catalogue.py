@@ -176,7 +176,6 @@ def _has_files(repository: Path) -> bool:
 # A running download writes more often than this.
 _QUIET_S: Final = 60.0
 _PARTIAL: Final = (".part", ".incomplete", ".downloadInProgress")
-_WHEELS: Final = "wheels"
 _MAGIC: Final = b"GGUF"
 
 
@@ -204,7 +203,7 @@ def _unneeded(store: Store, root: Path, notes: list[str]) -> Iterator[tuple[Path
 def _own_leftovers(root: Path, notes: list[str]) -> Iterator[tuple[Path, str]]:
     by_directory: dict[Path, list[str]] = {}
     for path in walk_files(root, notes):
-        if path.suffix in _PARTIAL or path.relative_to(root).parts[0] == _WHEELS:
+        if path.suffix in _PARTIAL or path.relative_to(root).parts[0] == "wheels":
             yield path, "an unfinished download"
         else:
             by_directory.setdefault(path.parent, []).append(path.name)

@@ -232,20 +232,15 @@ def hyperparameter_problems(
 
 
 _MAGIC: Final = b"GGUF"
-_VERSIONS: Final = frozenset({2, 3})
-_ALIGNMENT: Final = 32
 _ALIGNMENT_MAX: Final = 1 << 16
 # The smallest sizes of a key with its value, of a tensor and of a string.
 _PAIR_MIN_BYTES: Final = 8 + 4 + 1
 _TENSOR_MIN_BYTES: Final = 8 + 4 + 4 + 8
-_STRING_MIN_BYTES: Final = 8
 # Real models have some 50 keys and 2 000 tensors; a model with separate tensors for each expert had
 # 50 000. Source: ggml.h, GGML_MAX_DIMS and, for names, GGML_MAX_NAME, 64.
 _PAIRS_MAX: Final = 1 << 14
 _TENSORS_MAX: Final = 1 << 16
 _ARRAY_MAX: Final = 1 << 24
-_KEY_MAX_BYTES: Final = 1024
-_TENSOR_NAME_MAX_BYTES: Final = 256
 _DIMENSIONS_MAX: Final = 4
 
 
@@ -306,7 +301,7 @@ def read(file: BinaryIO, name: str, strings_of: str = "") -> Header:
     try:
         walker = Walker(file, max(0, size_bytes - len(_MAGIC)))
         version = walker.u32()
-        if version not in _VERSIONS:
+        if version not in {2, 3}:
             raise ModelInvalid(
                 f"{name} has GGUF version {version}; supported are 2 and 3",
                 hint="convert the model again with a current llama.cpp",
@@ -331,7 +326,7 @@ def _header(file: BinaryIO, walker: Walker, strings_of: str, size_bytes: int) ->
     kept: tuple[bytes, ...] = ()
     value: Scalar | tuple[Scalar, ...] | None
     for _ in range(pairs):
-        key, kind = walker.name("a key", _KEY_MAX_BYTES), walker.u32()
+        key, kind = walker.name("a key", 1024), walker.u32()
         if kind == ARRAY:
             value, lengths[key], strings = _array(walker, keep=key == strings_of)
             kept = strings or kept
@@ -351,7 +346,7 @@ def _array(
     """Return the values or None if there are too many, the length, and the strings if `keep`."""
     kind = walker.u32()
     if kind == STRING:
-        count = walker.count("strings", most=_ARRAY_MAX, each_bytes=_STRING_MIN_BYTES)
+        count = walker.count("strings", most=_ARRAY_MAX, each_bytes=8)
         return None, count, walker.strings(count, keep=keep)
     count = walker.count("values", most=_ARRAY_MAX, each_bytes=1)
     values = walker.scalars(kind, count)
@@ -359,14 +354,14 @@ def _array(
 
 
 def _alignment(metadata: Mapping[str, object]) -> int:
-    found = metadata.get("general.alignment", _ALIGNMENT)
+    found = metadata.get("general.alignment", 32)
     if not isinstance(found, int) or not 0 < found <= _ALIGNMENT_MAX or found.bit_count() != 1:
         raise Damaged(f"general.alignment is not a power of two up to {_ALIGNMENT_MAX}")
     return found
 
 
 def _tensor(walker: Walker, file_bytes: int) -> Tensor:
-    name, dimensions = walker.name("the name of a tensor", _TENSOR_NAME_MAX_BYTES), walker.u32()
+    name, dimensions = walker.name("the name of a tensor", 256), walker.u32()
     if dimensions > _DIMENSIONS_MAX:
         raise Damaged(f"a tensor has {dimensions:,} dimensions, more than {_DIMENSIONS_MAX}")
     shape = walker.numbers(dimensions)

@@ -40,7 +40,6 @@ from supervisor.system.download import (
     Interruption,
 )
 
-_RATE_LIMIT: Final = re.compile(r";\s*r=0\s*;\s*t=(\d{1,6})(?!\d)")
 _TRANSIENT: Final = frozenset({408, 429, 500, 502, 503, 504})
 _TOKENS: Final = "https://huggingface.co/settings/tokens"
 _TEXT_MAX: Final = 200
@@ -119,7 +118,7 @@ def _requested_wait_s(headers: Mapping[str, str]) -> float | None:
     """Source: RFC 9110, Retry-After; the hub's "Rate limits", whose header is `"api";r=0;t=55`."""
     if (asked := headers.get("retry-after", "")).isdecimal():
         return float(asked)
-    found = _RATE_LIMIT.search(headers.get("ratelimit", ""))
+    found = re.search(r";\s*r=0\s*;\s*t=(\d{1,6})(?!\d)", headers.get("ratelimit", ""))
     return float(found[1]) if found else None
 
 

@@ -41,7 +41,6 @@ from supervisor.models.repository import RemoteFile, Repository
 from supervisor.models.stored_model import Store, StoredModel, label, walk_files
 from supervisor.system.files import expand_home, open_regular
 
-_DIGEST: Final = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _REF: Final = re.compile(r"[0-9a-f]{40}")
 
 
@@ -95,7 +94,7 @@ class HubCache:
         for path in paths:
             name = path.resolve().name
             # On a file system without links, the file itself is here and its digest is unknown.
-            digest = name if _DIGEST.fullmatch(name) else "0" * 40
+            digest = name if re.fullmatch(r"[0-9a-f]{40}(?:[0-9a-f]{24})?", name) else "0" * 40
             shown = path.relative_to(where).as_posix()
             files.append(RemoteFile(shown, path.stat().st_size, digest))
         if not files:
@@ -241,16 +240,14 @@ def _problem(found: FileGroup, files: tuple[Path, ...]) -> str | None:
     return f"the file behind the link {gone[0].name} is missing" if gone else None
 
 
-_REPOSITORY: Final = re.compile(r"models--([^-].*?)--(.+)")
 _REVISION: Final = re.compile(r"[0-9A-Za-z._-]{1,64}")
 _REPOSITORIES_MAX: Final = 2000
-_REF_MAX_BYTES: Final = 256
 
 
 def search_cache(root: Path, store: Store, notes: list[str]) -> Iterator[StoredModel]:
     """Yield the models in the newest revision of each repository of a Hugging Face cache."""
     for directory in repositories(root, notes):
-        found = _REPOSITORY.fullmatch(directory.name)
+        found = re.fullmatch(r"models--([^-].*?)--(.+)", directory.name)
         if found and (snapshot := _snapshot(directory)):
             name_of = partial(repository_name, found[1], found[2])
             for model in _group_models(snapshot, walk_files(snapshot, notes), store, name_of):
@@ -273,7 +270,7 @@ def repositories(root: Path, notes: list[str]) -> list[Path]:
 
 def _snapshot(directory: Path) -> Path | None:
     """Return the snapshot of the branch `main`, or else the newest snapshot."""
-    main = _read_text(directory / "refs" / "main", _REF_MAX_BYTES)
+    main = _read_text(directory / "refs" / "main", 256)
     named = directory / "snapshots" / main
     if _REVISION.fullmatch(main) and main.strip(".") and named.is_dir():
         return named
@@ -286,7 +283,6 @@ def _snapshot(directory: Path) -> Path | None:
 
 _MANIFEST: Final = "manifest="
 _MANIFEST_MAX_BYTES: Final = 1024**2
-_MANIFEST_PARTS: Final = 3
 
 
 def search_flat_cache(root: Path, notes: list[str]) -> Iterator[StoredModel]:
@@ -311,7 +307,7 @@ def _manifests(root: Path) -> Iterator[tuple[str, tuple[str, str | None]]]:
         return
     for path in paths:
         parts = path.name.removeprefix(_MANIFEST).removesuffix(".json").split("=")
-        if len(parts) != _MANIFEST_PARTS:
+        if len(parts) != 3:
             continue
         user, repository, tag = parts
         content = _read_manifest(path)
@@ -338,7 +334,6 @@ def _file_name(content: dict[str, Any], key: str) -> str | None:
 
 
 _MEDIA: Final = "application/vnd.ollama.image."
-_BLOB_DIGEST: Final = re.compile(r"sha256[:-]([0-9a-f]{64})")
 _REGISTRY, _LIBRARY = "registry.ollama.ai", "library"
 # HOST/NAMESPACE/MODEL/TAG
 _PARTS: Final = 4
@@ -407,7 +402,7 @@ def _kind(layer: dict[str, Any]) -> str:
 
 def _blob(layer: dict[str, Any], blobs: Path) -> Path:
     """Return the file of a layer; a digest cannot lead out of the directory of blobs."""
-    digest = _BLOB_DIGEST.fullmatch(str(layer.get("digest")))
+    digest = re.fullmatch(r"sha256[:-]([0-9a-f]{64})", str(layer.get("digest")))
     if not digest:
         raise _Broken("its manifest names a digest that is none")
     path = blobs / f"sha256-{digest[1]}"

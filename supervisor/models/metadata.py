@@ -30,7 +30,6 @@ _KINDS: Final[Mapping[str, FileKind]] = MappingProxyType(
     {"adapter": "adapter", "mmproj": "projector", "clip-vision": "projector", "imatrix": "imatrix"}
 )
 _ENCODER: Final = "clip"
-_ENCODER_TENSORS: Final = ("v.", "mm.", "a.")
 
 
 def file_kind(header: Header, *, drafts: bool) -> FileKind:
@@ -56,7 +55,7 @@ def holds_encoder(header: Header, tensors: Iterable[Tensor]) -> bool:
     """
     if header.text("general.architecture") == _ENCODER:
         return False
-    return any(tensor.name.startswith(_ENCODER_TENSORS) for tensor in tensors)
+    return any(tensor.name.startswith(("v.", "mm.", "a.")) for tensor in tensors)
 
 
 # Increase it when a field of Gguf is added or changes its meaning.

@@ -15,13 +15,12 @@ from typing import Final
 from supervisor.models.metadata import Gguf
 
 _VECTORS: Final = ("embedding", "embeddings", "rerank", "reranking")
-_GENERATES: Final = frozenset({None, "none"})
 
 
 def makes_vectors(found: Gguf, flags: Mapping[str, object]) -> bool:
     """Return whether a model with these flags embeds or ranks texts."""
     pooling = flags.get("pooling", found.pooling)
-    is_asked = any(flags.get(name) for name in _VECTORS) or pooling not in _GENERATES
+    is_asked = any(flags.get(name) for name in _VECTORS) or pooling not in {None, "none"}
     return is_asked or not found.is_causal
 
 

@@ -89,7 +89,6 @@ def _entries(
 
 
 _FILES_MAX: Final = 256
-_NO_NAME: Final = frozenset({"", "model"})
 
 
 def find_projector(model: Gguf, cache_dir: Path) -> tuple[Path | None, list[str]]:
@@ -133,7 +132,7 @@ def _is_named_for(file: FileName, model: FileName, groups: Sequence[FileGroup]) 
     if file.kind != "projector":
         return False
     name, own = _base(file), _base(model)
-    if name not in _NO_NAME:
+    if name not in {"", "model"}:
         return name.startswith(own) or own.startswith(name)
     models = {_base(group.first) for group in groups if group.first.kind == "model"}
     return models <= {own}
@@ -162,8 +161,6 @@ Store = Literal["corral", "models_dir", "huggingface", "llama.cpp", "lmstudio", 
 # The order in which models get their names; the second of two equal names gets `@STORE`.
 STORES: Final[tuple[Store, ...]] = get_args(Store)
 _NAME_MAX: Final = 64
-_DIGEST_CHARACTERS: Final = 8
-_LABEL_MAX: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +194,7 @@ def model_id(name: str) -> str:
     written = re.sub(r"[^A-Za-z0-9._:@+-]+", "-", name.replace("/", "--")).lstrip("._:@+-")
     if written and len(written) <= _NAME_MAX:
         return written
-    digest = hashlib.sha256(name.encode()).hexdigest()[:_DIGEST_CHARACTERS]
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
     kept = written[: _NAME_MAX - len(digest) - 1] or "model"
     return f"{kept}-{digest}"
 
@@ -205,7 +202,7 @@ def model_id(name: str) -> str:
 def label(*parts: str) -> str:
     """Join the names of files and directories to a name that clients can send."""
     cleaned = (re.sub(r"[^A-Za-z0-9._:@+-]+", "-", part).lstrip("._:@+-") for part in parts)
-    return "/".join(part for part in cleaned if part)[:_LABEL_MAX] or "model"
+    return "/".join(part for part in cleaned if part)[:128] or "model"
 
 
 # Other programs and users may own these stores; this user named the others.

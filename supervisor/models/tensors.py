@@ -53,9 +53,6 @@ def block_bytes(name: str) -> int:
 
 EMBEDDING: Final = "token_embd.weight"
 OUTPUT: Final = "output.weight"
-_FIRST_LAYER: Final = "blk.0.attn_norm.weight"
-_DRAFT_LAYER: Final = ".nextn.eh_proj.weight"
-_CLASSIFIER: Final = "cls.output.weight"
 # Repacked layouts interleave rows in groups: AMX tiles of 32, others of eight.
 # Source: ggml-cpu/amx/amx.cpp and ggml-cpu/repack.cpp.
 _ROW_GROUPS: Final = (32, 8, 1)
@@ -118,7 +115,7 @@ def pooling(header: Header, architecture: str, tensors: Iterable[Tensor]) -> str
     number = header.integer(f"{architecture}.pooling_type", -1)
     if 0 <= number < len(_POOLINGS):
         return _POOLINGS[number]
-    return "rank" if any(tensor.name == _CLASSIFIER for tensor in tensors) else None
+    return "rank" if any(tensor.name == "cls.output.weight" for tensor in tensors) else None
 
 
 def per_layer(header: Header, key: str, layers: int, default: int) -> tuple[int, ...]:
@@ -196,13 +193,13 @@ def drafts_for(header: Header, architecture: str, found: Sequence[Tensor]) -> in
     width = header.integer(f"{architecture}.embedding_length")
     if architecture == "eagle3":
         return header.integer("eagle3.target_hidden_size", width)
-    has_trunk = any(tensor.name == _FIRST_LAYER for tensor in found)
+    has_trunk = any(tensor.name == "blk.0.attn_norm.weight" for tensor in found)
     return width if loaded_draft_layers(header, architecture, found) and not has_trunk else 0
 
 
 def loaded_draft_layers(header: Header, architecture: str, found: Sequence[Tensor]) -> int:
     """Return the number of draft layers; 0 if the file lacks their weights."""
-    is_there = any(tensor.name.endswith(_DRAFT_LAYER) for tensor in found)
+    is_there = any(tensor.name.endswith(".nextn.eh_proj.weight") for tensor in found)
     return draft_layers(header, architecture) if is_there else 0
 
 

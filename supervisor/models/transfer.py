@@ -118,7 +118,6 @@ def fetch(transfer: Transfer, client: Client, progress: Progress) -> tuple[int, 
 
 # The reader of headers reads no further.
 _MOST_BYTES: Final = 64 * 1024**2 + 1024
-_HEADER_BUFFER_BYTES: Final = 64 * 1024
 
 
 class _Stream(io.RawIOBase):
@@ -168,7 +167,7 @@ def _header(part: RemoteFile, client: Client) -> Header:
 
     def attempt(_: Attempts) -> Header:
         with client.stream(part.url, {"range": f"bytes=0-{last}"}, part.name) as response:
-            stream = io.BufferedReader(_Stream(response, part.size_bytes), _HEADER_BUFFER_BYTES)
+            stream = io.BufferedReader(_Stream(response, part.size_bytes), 64 * 1024)
             return gguf.read(cast("Any", stream), part.name)
 
     return client.retry(attempt, f"cannot read the header of {part.name}")

@@ -21,7 +21,14 @@ from supervisor.builds.help import MTP, FlagValue, has_draft_cache
 from supervisor.errors import SettingsInvalid
 from supervisor.models.metadata import Gguf
 from supervisor.plan import kv_cache
-from supervisor.plan.context import NUMBER_MAX, Chosen, ContextLayout, compute_bytes, embedding
+from supervisor.plan.context import (
+    NUMBER_MAX,
+    Chosen,
+    ContextLayout,
+    cache_of,
+    compute_bytes,
+    embedding,
+)
 from supervisor.plan.draft import SIMPLE, draft_type, reason_against_mtp
 from supervisor.plan.kv_cache import Cache
 from supervisor.plan.setting import BATCHING, CORRAL, Setting, SettingsByFlag, values
@@ -72,7 +79,6 @@ _MIB: Final = 1024**2
 # f16 cache, build 10434: 165 tokens/s per core x 135 M weights x 2 = 45e9.
 _CORE_FLOPS: Final = 40e9
 _BATCH_S: Final = 0.5
-_BATCH_MIN: Final = 32
 _BATCH_MAX: Final = 2048
 _UBATCH_MAX: Final = 512
 _SLOTS: Final = 4
@@ -201,7 +207,7 @@ def _batch_size(inputs: PlanInputs, chosen: Chosen) -> Setting:
     else:
         rate = _prompt_rate(inputs, chosen)
         tokens = 2 ** math.ceil(math.log2(max(1, rate * _BATCH_S)))
-        size = min(_BATCH_MAX, max(_BATCH_MIN, tokens))
+        size = min(_BATCH_MAX, max(32, tokens))
         reason = f"half a second to a second of prefill at {rate:.0f} tokens/s on this CPU"
     # A ubatch-size that is not set yet follows the batch size.
     ubatch = positive("ubatch-size", chosen.get("ubatch-size", 1))
@@ -233,9 +239,8 @@ def _cache_type(inputs: PlanInputs, chosen: Chosen) -> Setting:
     if inputs.device_bytes:
         return Setting("q8_0", "machine", "halves the cache at almost no cost on a device")
     ctx = ctx_slot(chosen) or inputs.ctx_each or _wanted_ctx(gguf, cache_count(chosen))
-    wanted = kv_cache.cache_bytes(
-        gguf, cache_layout({**chosen, "cache-type-k": "f16", "cache-type-v": "f16"}, ctx)
-    )
+    in_f16 = {**chosen, "cache-type-k": "f16", "cache-type-v": "f16"}
+    wanted = kv_cache.cache_bytes(gguf, cache_layout(in_f16, ctx))
     if wanted > inputs.kv_budget_bytes:
         reason = f"in f16 the cache would take {wanted // _MIB} MiB of this machine's memory"
         return Setting("q8_0", "machine", reason)
@@ -248,11 +253,7 @@ def _ctx_size(inputs: PlanInputs, chosen: Chosen) -> Setting:
         reason = f"max_context_length: {_count_of(count, 'slot')}, {each} tokens per slot"
         return Setting(each * count, BATCHING, reason)
     wanted = fitting = _wanted_ctx(inputs.gguf, count)
-    while (
-        fitting > _CTX_SLOT_MIN
-        and context_bytes(inputs.gguf, chosen, cache_layout(chosen, fitting))
-        > inputs.kv_budget_bytes
-    ):
+    while fitting > _CTX_SLOT_MIN and not _holds(inputs, chosen, fitting):
         fitting = max(_CTX_SLOT_MIN, fitting // 2)
     if fitting < wanted:
         reason, origin = f"{fitting} tokens per slot fit into memory", "machine"
@@ -263,31 +264,24 @@ def _ctx_size(inputs: PlanInputs, chosen: Chosen) -> Setting:
     return Setting(fitting * count, origin, f"{_count_of(count, 'slot')}, {reason}")
 
 
+def _holds(inputs: PlanInputs, chosen: Chosen, ctx: int) -> bool:
+    needed_bytes = context_bytes(inputs.gguf, chosen, cache_layout(chosen, ctx))
+    return needed_bytes <= inputs.kv_budget_bytes
+
+
 def context_bytes(gguf: Gguf, chosen: Chosen, cache: Cache) -> int:
     """Return the bytes that depend on the context: cache, and compute buffer of embeddings."""
     use = embedding(gguf, chosen)
     if use is None:
         return kv_cache.cache_bytes(gguf, cache)
-    tokens = use.micro_batch(cache.ctx)
-    numbers = ContextLayout(
-        cache=cache,
-        tokens=tokens,
-        outputs=tokens if gguf.is_causal else 0,
-        flash=chosen.get("flash-attn") not in {"off", False},
-    )
-    return kv_cache.cache_bytes(gguf, cache) + compute_bytes(gguf, numbers)
+    tokens, flash = use.micro_batch(cache.ctx), chosen.get("flash-attn") not in {"off", False}
+    layout = ContextLayout(cache, tokens, tokens if gguf.is_causal else 0, flash)
+    return kv_cache.cache_bytes(gguf, cache) + compute_bytes(gguf, layout)
 
 
 def cache_layout(chosen: Chosen, ctx: int) -> Cache:
-    return Cache(
-        ctx=ctx,
-        streams=cache_count(chosen),
-        slots=slots(chosen),
-        ubatch=positive("ubatch-size", chosen.get("ubatch-size", _UBATCH_MAX)),
-        type_k=str(chosen.get("cache-type-k", "f16")),
-        type_v=str(chosen.get("cache-type-v", "f16")),
-        full_window=chosen.get("swa-full") is True,
-    )
+    ubatch = positive("ubatch-size", chosen.get("ubatch-size", _UBATCH_MAX))
+    return cache_of(chosen, ctx, cache_count(chosen), slots(chosen), ubatch)
 
 
 def _wanted_ctx(gguf: Gguf, count: int) -> int:
@@ -307,9 +301,8 @@ def _cache_ram(inputs: PlanInputs, chosen: Chosen) -> Setting:
 def _fit(inputs: PlanInputs, _chosen: Chosen) -> Setting:
     if inputs.device_bytes:
         return Setting("on", "machine", "the engine fits the model to its devices")
-    return Setting(
-        "off", "machine", "without a device there is nothing to fit; the start is faster"
-    )
+    reason = "without a device there is nothing to fit; the start is faster"
+    return Setting("off", "machine", reason)
 
 
 def _spec_type(inputs: PlanInputs, chosen: Chosen) -> Setting:
@@ -361,10 +354,7 @@ def adapt_slots(derived: SettingsByFlag, inputs: PlanInputs) -> dict[str, Settin
     if cache_count(chosen) != before:
         return {}
     count = wanted
-    while count > before:
-        tried = {**chosen, SLOTS: count}
-        if context_bytes(inputs.gguf, tried, cache_layout(tried, each)) <= inputs.kv_budget_bytes:
-            break
+    while count > before and not _holds(inputs, {**chosen, SLOTS: count}, each):
         count = max(before, count // 2)
     if count == before:
         return {}

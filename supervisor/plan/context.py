@@ -51,11 +51,6 @@ _MIB: Final = 1024**2
 NUMBER_MAX: Final = 2**31 - 1
 _CTX: Final = 4096
 _SLOTS: Final = 4
-_BATCH: Final = 2048
-_UBATCH: Final = 512
-_CACHE_RAM_MIB: Final = 8192
-_CHECKPOINTS: Final = 32
-_CHECKPOINT_STEP: Final = 8192
 # The end of each prompt adds two checkpoints. Source: log of build 10434, "created context
 # checkpoint".
 _CHECKPOINTS_OF_PROMPT: Final = 2
@@ -82,8 +77,8 @@ def context_layout(gguf: Gguf, chosen: Chosen, engine: Engine) -> ContextLayout:
     unified = chosen.get("kv-unified", "parallel" not in chosen) is True
     streams = 1 if unified else slots
     ctx = number(chosen, "ctx-size", 0) or gguf.ctx_train or _CTX
-    batch = min(ctx, number(chosen, "batch-size", _BATCH))
-    ubatch = min(batch, number(chosen, "ubatch-size", _UBATCH))
+    batch = min(ctx, number(chosen, "batch-size", 2048))
+    ubatch = min(batch, number(chosen, "ubatch-size", 512))
     # Rows of logits: one for each token if there are embeddings, none without a causal model.
     # Source: llama_context's log, n_outputs_max.
     outputs = ubatch if gguf.is_causal else 0
@@ -92,25 +87,21 @@ def context_layout(gguf: Gguf, chosen: Chosen, engine: Engine) -> ContextLayout:
         drafted = (number(chosen, key, default) for key, default in draft_limits(chosen))
         outputs = min(batch, slots * (1 + max(drafted, default=0)))
     has_prompt_cache = engine.flags.find("cache-ram") is not None
-    cache = Cache(
-        ctx=-(-ctx // streams),
-        streams=streams,
-        slots=slots,
-        ubatch=ubatch,
-        type_k=str(chosen.get("cache-type-k", "f16")),
-        type_v=str(chosen.get("cache-type-v", "f16")),
-        full_window=chosen.get("swa-full") is True,
-    )
+    cache = cache_of(chosen, -(-ctx // streams), streams, slots, ubatch)
     return ContextLayout(
         cache=cache,
         tokens=ubatch,
         outputs=outputs,
         flash=chosen.get("flash-attn", "auto") not in {"off", False},
-        prompt_cache_bytes=number(chosen, "cache-ram", _CACHE_RAM_MIB) * _MIB
-        if has_prompt_cache
-        else 0,
+        prompt_cache_bytes=number(chosen, "cache-ram", 8192) * _MIB if has_prompt_cache else 0,
         checkpoints=_checkpoints(chosen, engine, cache.ctx),
     )
+
+
+def cache_of(chosen: Chosen, ctx: int, streams: int, slots: int, ubatch: int) -> Cache:
+    type_k, type_v = (str(chosen.get(f"cache-type-{letter}", "f16")) for letter in "kv")
+    full_window = chosen.get("swa-full") is True
+    return Cache(ctx, streams, slots, ubatch, type_k, type_v, full_window)
 
 
 def draft_layout(model: ContextLayout, chosen: Chosen) -> ContextLayout:
@@ -134,10 +125,10 @@ def number(chosen: Chosen, key: str, default: int) -> int:
 def _checkpoints(chosen: Chosen, engine: Engine, ctx: int) -> int:
     if engine.flags.find("ctx-checkpoints") is None:
         return 0
-    most = number(chosen, "ctx-checkpoints", _CHECKPOINTS)
+    most = number(chosen, "ctx-checkpoints", 32)
     if engine.flags.find("checkpoint-min-step") is None:
         return most
-    step = number(chosen, "checkpoint-min-step", _CHECKPOINT_STEP)
+    step = number(chosen, "checkpoint-min-step", 8192)
     return min(most, ctx // step + _CHECKPOINTS_OF_PROMPT) if step else most
 
 
@@ -160,8 +151,6 @@ def _checkpoints(chosen: Chosen, engine: Engine, ctx: int) -> int:
 # and for the share of a device follow the source (llama-graph.cpp), not measurements.
 
 _VALUE: Final = 4
-_MASK_FLASH: Final = 2
-_MASK: Final = 4
 # Token, position, and the places of its keys and values in the cache.
 _INPUTS_PER_TOKEN: Final = 20
 
@@ -188,7 +177,7 @@ def _masks(gguf: Gguf, layout: ContextLayout) -> int:
     cells = layout.cache.cells
     if any(gguf.sliding):
         cells += layout.cache.sliding_cells(gguf.sliding_window or 0)
-    return layout.tokens * cells * (_MASK_FLASH if layout.flash else _MASK)
+    return layout.tokens * cells * (2 if layout.flash else 4)
 
 
 def _feed(gguf: Gguf) -> int:

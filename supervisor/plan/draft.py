@@ -43,7 +43,6 @@ _TOKENS: Final = "tokenizer.ggml.tokens"
 _DIFFERENCE_MAX: Final = 128
 # Earlier tokens are control tokens, which may be named differently.
 _FIRST_COMPARED: Final = 5
-_DIGEST_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +107,7 @@ def _added_token(metadata: Mapping[str, object], name: str, default: int | None)
 
 
 def _digests(tokens: Sequence[bytes]) -> tuple[str, ...]:
-    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    digest = hashlib.blake2b(digest_size=8)
     first_kept = max(0, len(tokens) - _DIFFERENCE_MAX)
     found = []
     for length in range(len(tokens) + 1):
@@ -121,7 +120,6 @@ def _digests(tokens: Sequence[bytes]) -> tuple[str, ...]:
 
 
 SIMPLE: Final = "draft-simple"
-_EAGLE3: Final = "draft-eagle3"
 
 # Files of other architectures may have such layers too, but the engine does not use them.
 _MTP_ARCHITECTURES: Final = frozenset(
@@ -138,7 +136,7 @@ def offered_types(flags: Flags) -> tuple[str, ...]:
 def draft_type(draft: Gguf) -> str:
     """Return the value of `--spec-type` for a draft file."""
     if draft.architecture == "eagle3":
-        return _EAGLE3
+        return "draft-eagle3"
     return MTP if draft.drafts_for else SIMPLE
 
 
@@ -214,13 +212,8 @@ def choose(
         return Draft()
     skipped: list[str] = []
     beside = _neighbours(model, cache_dir, skipped)
-    fitting = [candidate for candidate in beside if not _misfit(candidate, model, cache_dir)]
-    heads = [
-        candidate
-        for candidate in fitting
-        if candidate.drafts_for and draft_type(candidate) in spec_types
-    ]
-    if heads:
+    fitting = [found for found in beside if not _misfit(found, model, cache_dir)]
+    if heads := [gguf for gguf in fitting if gguf.drafts_for and draft_type(gguf) in spec_types]:
         return Draft(_smallest(heads), "draft heads of this model beside it", tuple(skipped))
     if setting is None:
         return Draft()
@@ -240,19 +233,14 @@ def _read_draft(path: Path, model: Gguf, cache_dir: Path) -> Draft:
     share = found.tensor_bytes / model.tensor_bytes if model.tensor_bytes else 0
     if found.drafts_for or share <= _SHARE_MAX:
         return Draft(found)
-    warning = (
-        f"the draft model {path.name} has {share:.0%} of its model's size, and drafting pays "
-        "only if it is much faster: take one of a quarter or less"
-    )
+    warning = f"the draft model {path.name} has {share:.0%} of its model's size, and drafting pays "
+    warning += "only if it is much faster: take one of a quarter or less"
     return Draft(found, warnings=(warning,))
 
 
 def _smaller_model(model: Gguf, fitting: Sequence[Gguf]) -> Draft:
-    small = [
-        candidate
-        for candidate in fitting
-        if not candidate.drafts_for and candidate.size_bytes * _SMALLER <= model.size_bytes
-    ]
+    sizes_max_bytes = model.size_bytes / _SMALLER
+    small = [gguf for gguf in fitting if not gguf.drafts_for and gguf.size_bytes <= sizes_max_bytes]
     if not small:
         where = model.path.parent
         reason = f"{where} has no GGUF of its vocabulary and at most a quarter of its size"

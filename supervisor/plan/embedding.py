@@ -58,9 +58,7 @@ def embedding_slots(settings: SettingsByFlag, gguf: Gguf) -> SettingsByFlag:
     use = embedding(gguf, chosen)
     if use is None:
         return settings
-    kept = {
-        k: setting for k, setting in settings.items() if setting.is_own or not k.startswith("spec-")
-    }
+    kept = {k: v for k, v in settings.items() if v.is_own or not k.startswith("spec-")}
     wanted = _embedding_defaults(settings, use)
     shape = {**kept, **_without_own(settings, wanted)}
     count = slots(values(shape))
@@ -80,11 +78,9 @@ def embedding_batches(settings: SettingsByFlag, gguf: Gguf) -> SettingsByFlag:
     size: FlagValue = use.micro_batch(ctx)
     if _is_own(settings, "ubatch-size"):
         size = positive("ubatch-size", chosen["ubatch-size"])
-    reason = (
-        "the last token is pooled, so inputs may be split"
-        if use.can_split
-        else "an input is computed in one piece"
-    )
+    reason = "an input is computed in one piece"
+    if use.can_split:
+        reason = "the last token is pooled, so inputs may be split"
     sizes = dict.fromkeys(("batch-size", "ubatch-size"), Setting(size, CORRAL, reason))
     return {**settings, **_without_own(settings, sizes)}
 

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Final
 
 from supervisor.builds.discover import Device, Engine
-from supervisor.builds.help import MTP, draft_limits, spec_types
+from supervisor.builds.help import MTP, FlagValue, draft_limits, spec_types
 from supervisor.models.metadata import Gguf
 from supervisor.models.tensors import block_bytes
 from supervisor.plan import kv_cache
@@ -97,6 +97,9 @@ class MemoryInputs:
     def cache(self) -> Cache:
         return context_layout(self.gguf, self.chosen, self.engine).cache
 
+    def with_flags(self, flags: Mapping[str, FlagValue]) -> MemoryInputs:
+        return replace(self, chosen={**self.chosen, **flags})
+
 
 def with_free(memory_inputs: MemoryInputs, free: Mapping[str, int]) -> MemoryInputs:
     """Set the free bytes of this machine's devices, as far as they are in `free`."""
@@ -117,15 +120,11 @@ _DEVICE_MARGIN_BYTES: Final = 1024 * _MIB
 def devices_of(memory_inputs: MemoryInputs) -> tuple[Device, ...]:
     """Return the usable devices that have their own memory."""
     requested = memory_inputs.chosen.get("device")
-    names = (
-        str(requested).split(",")
-        if requested
-        else [device.name for device in memory_inputs.engine.devices]
-    )
+    names = str(requested).split(",") if requested else None
     return tuple(
         device
         for device in memory_inputs.engine.devices
-        if device.total_mib and device.name in names
+        if device.total_mib and (names is None or device.name in names)
     )
 
 
@@ -204,20 +203,14 @@ def split_between(
     if not take.total:
         return {}
     weights = _weights(devices, str(chosen.get("tensor-split", "")))
-
     whole = sum(weights)
 
     def share(weight: float) -> MemoryBreakdown:
-        parts = {
-            field.name: int(getattr(take, field.name) * weight // whole) for field in fields(take)
-        }
-        return MemoryBreakdown(**parts | {"compute": take.compute})
+        parts = (int(getattr(take, field.name) * weight // whole) for field in fields(take))
+        return replace(MemoryBreakdown(*parts), compute=take.compute)
 
-    return {
-        device.name: share(weight)
-        for device, weight in zip(devices, weights, strict=True)
-        if weight
-    }
+    pairs = zip(devices, weights, strict=True)
+    return {device.name: share(weight) for device, weight in pairs if weight}
 
 
 def _weights(devices: tuple[Device, ...], split: str) -> Sequence[float]:
@@ -246,21 +239,13 @@ _REPACKED: Final[Mapping[str, frozenset[str]]] = {
     "avx512f": frozenset({"Q2_K"}),
     "asimddp": frozenset({"Q4_0", "Q4_K", "IQ4_NL"}),
 }
-_AMX: Final = "amx_int8"
-_AMX_ROWS: Final = 32
 # Bytes that AMX adds to each block. Source: ggml-cpu/amx/mmq.cpp, get_row_size; build 10434 logs
 # the same.
 _AMX_EXTRA_BYTES: Final[Mapping[str, int]] = {
-    "F16": 0,
-    "Q4_0": 0,
-    "Q4_1": 0,
-    "Q6_K": 0,
-    "Q8_0": 4,
-    "Q4_K": 4,
-    "Q5_K": 4,
+    **dict.fromkeys(("F16", "Q4_0", "Q4_1", "Q6_K"), 0),
+    **dict.fromkeys(("Q8_0", "Q4_K", "Q5_K"), 4),
     "IQ4_XS": 2,
 }
-_REPACK_ROWS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,42 +301,29 @@ def estimate(memory_inputs: MemoryInputs) -> Estimate:
         + gguf.vocab_size
         * (_BYTES_PER_TOKEN_MERGED if gguf.tokenizer == "gpt2" else _BYTES_PER_TOKEN),
     )
-    taken = split_between(
-        on_devices(memory_inputs, layout, count, extra_bytes), devices, memory_inputs.chosen
-    )
+    on_all = on_devices(memory_inputs, layout, count, extra_bytes)
+    taken = split_between(on_all, devices, chosen)
     here = {device.name for device in devices if device.worker is None}
     return Estimate(
         host=host,
         devices={name: memory for name, memory in taken.items() if name in here},
         mapped_bytes=host.weights if is_mapped else 0,
         layers_offloaded=count,
-        workers=_by_worker(taken, devices),
+        workers={
+            name: _worker_memory([device for device in devices if device.worker == name], taken)
+            for name in dict.fromkeys(device.worker for device in devices if device.name in taken)
+            if name
+        },
         is_fitted=is_fitted(memory_inputs, devices),
     )
-
-
-def _by_worker(
-    taken: Mapping[str, MemoryBreakdown], devices: tuple[Device, ...]
-) -> Mapping[str, WorkerMemory]:
-    names = dict.fromkeys(
-        device.worker for device in devices if device.worker and device.name in taken
-    )
-    return {
-        name: _worker_memory([device for device in devices if device.worker == name], taken)
-        for name in names
-    }
 
 
 def _worker_memory(devices: list[Device], taken: Mapping[str, MemoryBreakdown]) -> WorkerMemory:
     parts = [taken[device.name] for device in devices if device.name in taken]
     free_mib = [device.free_mib for device in devices if device.free_mib is not None]
+    sums = (sum(getattr(part, field.name) for part in parts) for field in fields(parts[0]))
     return WorkerMemory(
-        taken=MemoryBreakdown(
-            **{
-                each.name: sum(getattr(part, each.name) for part in parts)
-                for each in fields(parts[0])
-            }
-        ),
+        taken=MemoryBreakdown(*sums),
         has_bytes=sum(device.total_mib for device in devices) * _MIB,
         free_bytes=sum(free_mib) * _MIB if len(free_mib) == len(devices) else None,
         is_main_memory=any(device.is_main_memory for device in devices),
@@ -393,11 +365,11 @@ def _copies(gguf: Gguf, memory_inputs: MemoryInputs) -> int:
     flags = memory_inputs.cpu_flags
     kinds = frozenset[str]().union(*(_REPACKED[flag] for flag in flags & _REPACKED.keys()))
     # The portable CPU library has no AMX.
-    has_amx = _AMX in flags and not memory_inputs.engine.library_dirs
+    has_amx = "amx_int8" in flags and not memory_inputs.engine.library_dirs
     total = 0
     for kind, rows, size in gguf.matrix_bytes:
-        if has_amx and kind in _AMX_EXTRA_BYTES and rows >= _AMX_ROWS:
+        if has_amx and kind in _AMX_EXTRA_BYTES and rows >= 32:
             total += size + size // block_bytes(kind) * _AMX_EXTRA_BYTES[kind]
-        elif kind in kinds and rows >= _REPACK_ROWS:
+        elif kind in kinds and rows >= 8:
             total += size
     return total

@@ -8,7 +8,7 @@ count, because the engine keeps the rest in main memory.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
@@ -24,7 +24,6 @@ from supervisor.system.machine import Machine
 RESERVE_SHARE: Final = 0.05
 _MIB: Final = 1024**2
 _CTX_SLOT_MIN: Final = 512
-_SLOTS_EACH: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +75,10 @@ def first_lack(*needs: tuple[str, MemoryBreakdown, int | None], what: str = "") 
 
 def suggestions(memory_inputs: MemoryInputs, has: MemoryCapacity) -> tuple[Suggestion, ...]:
     """Return the mildest fitting change of each kind, or else a combined change."""
-    kinds = (
-        _fewer_slots(memory_inputs),
-        smaller_cache(memory_inputs),
-        shorter_contexts(memory_inputs),
-    )
-    found = [
-        suggestion for kind in kinds if (suggestion := _first_fitting(memory_inputs, kind, has))
-    ]
-    if found:
-        return tuple(found)
+    kinds = (_fewer_slots, smaller_cache, shorter_contexts)
+    found = (_first_fitting(memory_inputs, kind(memory_inputs), has) for kind in kinds)
+    if fitting := tuple(filter(None, found)):
+        return fitting
     under = {key: value for flags in smaller_cache(memory_inputs) for key, value in flags.items()}
     # All kinds of changes together.
     least = shorter_contexts(memory_inputs, {**under, "parallel": 1})
@@ -116,7 +109,7 @@ def _first_fitting(
     memory_inputs: MemoryInputs, changes: Iterator[Mapping[str, FlagValue]], has: MemoryCapacity
 ) -> Suggestion | None:
     for flags in changes:
-        found = estimate(replace(memory_inputs, chosen={**memory_inputs.chosen, **flags}))
+        found = estimate(memory_inputs.with_flags(flags))
         if misfit_reason(found, has) is None:
             return flags, found.host.at_start + found.local_workers_bytes
     return None
@@ -125,7 +118,7 @@ def _first_fitting(
 def _fewer_slots(memory_inputs: MemoryInputs) -> Iterator[Mapping[str, FlagValue]]:
     """Yield smaller numbers of slots with the same context each, in large steps at first."""
     each, count, is_shared = _context(memory_inputs)
-    while (count := count - max(1, (count - _SLOTS_EACH) // 8)) > 0:
+    while (count := count - max(1, (count - 64) // 8)) > 0:
         yield {"parallel": count, "ctx-size": each if is_shared else each * count}
 
 

@@ -21,16 +21,9 @@ from typing import Final
 from supervisor.models.metadata import Gguf
 
 BYTES_PER_VALUE: Final[Mapping[str, float]] = {
-    "f32": 4,
-    "f16": 2,
-    "bf16": 2,
-    "q8_0": 34 / 32,
-    "q5_1": 24 / 32,
-    "q5_0": 22 / 32,
-    "q4_1": 20 / 32,
-    "q4_0": 18 / 32,
-    "iq4_nl": 18 / 32,
-}
+    "f32": 4, "f16": 2, "bf16": 2, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32,
+    "q4_1": 20 / 32, "q4_0": 18 / 32, "iq4_nl": 18 / 32,
+}  # fmt: skip
 UNQUANTISED: Final = frozenset({"f32", "f16", "bf16"})
 PADDING_TOKENS: Final = 256
 # Values per quantisation block, within one head.

@@ -27,7 +27,6 @@ from supervisor.models.metadata import Gguf
 from supervisor.plan.setting import CORRAL, Setting
 from supervisor.system.files import NotRegular, expand_home, stat_regular
 
-_SCALED: Final = "FNAME:SCALE"
 _MANY: Final = "comma-separated"
 # Engines create these.
 _CREATED: Final = frozenset({"lookup-cache-dynamic", "log-prompts-dir"})
@@ -72,7 +71,7 @@ def _file_flag(name: str) -> Flag | None:
 
 
 def _is_scaled(flag: Flag) -> bool:
-    return flag.hint is not None and flag.hint.startswith(_SCALED)
+    return flag.hint is not None and flag.hint.startswith("FNAME:SCALE")
 
 
 def _paths(value: str, flag: Flag) -> list[Path]:

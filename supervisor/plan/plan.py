@@ -17,7 +17,7 @@ from typing import Final, Self
 from pydantic import Field, model_validator
 
 from proxy.common.toml_types import SettingsTable, Text
-from supervisor.builds.discover import Device, Engine
+from supervisor.builds.discover import Engine
 from supervisor.builds.help import Flags, FlagValue
 from supervisor.builds.installed import EngineField
 from supervisor.models.metadata import Gguf
@@ -203,11 +203,13 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
     """
     remote = devices_of(entry.workers)
     devices = () if remote else engine.devices
+    # Main memory of a worker limits all of them.
+    counted = () if any(device.is_main_memory for device in remote) else remote
     inputs = PlanInputs(
         gguf=gguf,
         machine=machine,
         device_bytes=sum(device.total_mib for device in devices) * 1024**2,
-        worker_bytes=_worker_bytes(remote),
+        worker_bytes=sum(device.total_mib for device in counted) * 1024**2,
         instances=max(1, instances),
         adapted={key: replace(setting, is_adapted=True) for key, setting in adapted.items()},
         measured=measured,
@@ -260,19 +262,9 @@ def _choose_settings(
     return settings, kept, barred
 
 
-def _worker_bytes(devices: tuple[Device, ...]) -> int:
-    """Return the workers' memory; 0 if any of it is main memory, which then limits all."""
-    if any(device.is_main_memory for device in devices):
-        return 0
-    return sum(device.total_mib for device in devices) * 1024**2
-
-
 def _derives_threads(settings: SettingsByFlag) -> bool:
-    keys = "threads", "threads-batch"
-    found = [settings[key] for key in keys if key in settings]
-    return len(found) == 2 and all(
-        setting.origin == "machine" and not setting.is_adapted for setting in found
-    )
+    found = [settings.get(key) for key in ("threads", "threads-batch")]
+    return all(each and each.origin == "machine" and not each.is_adapted for each in found)
 
 
 def _user_options(settings: SettingsByFlag, entry: ModelEntry, flags: Flags) -> Iterator[str]:
@@ -308,7 +300,7 @@ def _lines(
                 line.flag,
                 line.value,
                 settings[line.key].origin,
-                "; ".join(filter(None, [settings[line.key].reason, line.note])),
+                "; ".join(filter(None, (settings[line.key].reason, line.note))),
             )
             for line in rendered
         ),

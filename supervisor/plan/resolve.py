@@ -134,8 +134,9 @@ def rpc_settings(
     if split:
         shares = Setting(split, "corral balance", "by the time of each worker")
     elif len(set(sizes)) == 1:
-        ones = ",".join("1" for _ in sizes)
-        shares = Setting(ones, origin, "equal: they have as much memory each")
+        shares = Setting(
+            ",".join("1" for _ in sizes), origin, "equal: they have as much memory each"
+        )
     else:
         shares = Setting(",".join(map(str, sizes)), origin, "by their memory in MiB")
     found = {
@@ -281,9 +282,8 @@ def _cap_context(settings: SettingsByFlag, inputs: PlanInputs) -> SettingsByFlag
     chosen = values(settings)
     if not (ctx and trained and ctx.origin.startswith("profile")) or ctx_slot(chosen) <= trained:
         return settings
-    reason = (
-        f"{trained} tokens per slot, the model's training context; {ctx.origin} has {ctx.value}"
-    )
+    reason = f"{trained} tokens per slot, the model's training context; "
+    reason += f"{ctx.origin} has {ctx.value}"
     return {**settings, "ctx-size": Setting(trained * cache_count(chosen), "gguf", reason)}
 
 

@@ -18,7 +18,6 @@ from supervisor.builds.help import FlagValue
 
 CORRAL: Final = "llama-corral"
 BATCHING: Final = "batching"
-_FLAG: Final = re.compile(r"-{0,2}[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 # Control characters except tab, line feed and carriage return, which a template may contain.
 _CONTROL_IN_LINES: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
@@ -32,7 +31,7 @@ def argument(text: str) -> str:
 
 def flag_name(name: str) -> str:
     """Check the name of a flag; raises ValueError if no build could have it."""
-    if not _FLAG.fullmatch(name):
+    if not re.fullmatch(r"-{0,2}[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name):
         raise ValueError("not an option of llama-server")
     return name
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from supervisor.builds.help import FlagValue
@@ -48,17 +48,10 @@ def next_reduction(
     for kind, candidates in _KINDS.items():
         changes = [] if kind in tried else [*candidates(memory_inputs)]
         if changes and own.isdisjoint(changes[0]):
-            sufficient = (
-                flags
-                for flags in changes
-                if not is_short(estimate(apply_flags(memory_inputs, flags)))
-            )
+            estimates = ((flags, estimate(memory_inputs.with_flags(flags))) for flags in changes)
+            sufficient = (flags for flags, found in estimates if not is_short(found))
             return kind, next(sufficient, changes[-1])
     return None
-
-
-def apply_flags(memory_inputs: MemoryInputs, flags: Mapping[str, FlagValue]) -> MemoryInputs:
-    return replace(memory_inputs, chosen={**memory_inputs.chosen, **flags})
 
 
 def _fewer_layers(memory_inputs: MemoryInputs) -> Iterator[Mapping[str, FlagValue]]:
@@ -105,9 +98,8 @@ def decide(
         by_cores = machine.physical_cores // models // _CORES
         by_memory = _by_memory(memory_inputs, has, models)
         count = max(1, min(by_cores, by_memory, _MOST))
-        cores = (
-            f"{machine.physical_cores} physical cores for {models} models, {_CORES} per instance"
-        )
+        cores = f"{machine.physical_cores} physical cores for {models} models, "
+        cores += f"{_CORES} per instance"
         return Replicas(count, cores if by_cores <= by_memory else f"{cores}, limited by memory")
     if len(has.devices) == 1:
         return Replicas(1, "the machine has one device")
@@ -126,5 +118,5 @@ def _by_memory(memory_inputs: MemoryInputs, has: MemoryCapacity, models: int) ->
 
 
 def _is_held_by(memory_inputs: MemoryInputs, has: MemoryCapacity, device: str) -> bool:
-    alone = estimate(replace(memory_inputs, chosen={**memory_inputs.chosen, "device": device}))
+    alone = estimate(memory_inputs.with_flags({"device": device}))
     return alone.layers_offloaded > memory_inputs.gguf.layers and misfit_reason(alone, has) is None

@@ -122,7 +122,6 @@ class KnownWorkers:
 # This includes the start of the engine, seconds on a loaded machine. A model may run without a late
 # worker, so a limit that is too short is worse than waiting for a worker that is in use.
 LIMIT_S: Final = 10.0
-_MISMATCH: Final = re.compile(r"RPC server version mismatch: (\d[\d.]*)")
 _NO_BACKTRACE: Final = {"GGML_NO_BACKTRACE": "1"}  # a later build aborts without an answer
 _START: Final = "start it there (`corral worker`), or check the address in [workers]"
 
@@ -154,7 +153,7 @@ def probe(engine: Engine, address: WorkerAddress, limit_s: float = LIMIT_S) -> t
 
 def found_devices(address: WorkerAddress, output: str) -> tuple[Device, ...]:
     """Read the devices of one worker from the output; raises as `probe`."""
-    if mismatch := _MISMATCH.search(output):
+    if mismatch := re.search(r"RPC server version mismatch: (\d[\d.]*)", output):
         raise WorkerMismatch(
             f"worker {address.name} at {address} speaks RPC protocol {mismatch[1]}, "
             "which this engine does not",

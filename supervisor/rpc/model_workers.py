@@ -21,7 +21,6 @@ _LOCAL_START_S: Final = 5.0
 _REMOTE_START_S: Final = 1.0
 _PAUSE_S: Final = 0.1
 _MIB: Final = 1024**2
-_CPU: Final = "CPU"
 
 
 class ModelWorkers:
@@ -139,7 +138,7 @@ class ModelWorkers:
                 if limit and device.free_mib
                 else device.free_mib,
                 is_main_memory=settings.local
-                and (settings.device == _CPU or not any(gpu.total_mib for gpu in engine.devices)),
+                and (settings.device == "CPU" or not any(gpu.total_mib for gpu in engine.devices)),
             )
 
 

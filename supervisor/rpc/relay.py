@@ -26,8 +26,6 @@ from supervisor.rpc.balance import LoadBalancer, ShardMetrics
 from supervisor.rpc.shards import ShardPlan
 from supervisor.settings.tables import LoadBalanceConfig
 
-_PENDING_MAX: Final = 1024
-
 
 class ComputeTimer:
     """Times compute commands, which have no response, by the next response of their connection.
@@ -39,7 +37,7 @@ class ComputeTimer:
     """
 
     def __init__(self) -> None:
-        self._sent_at_s: deque[float] = deque(maxlen=_PENDING_MAX)
+        self._sent_at_s: deque[float] = deque(maxlen=1024)
 
     def note_command(self, at_s: float) -> None:
         self._sent_at_s.append(at_s)

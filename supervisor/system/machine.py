@@ -33,7 +33,6 @@ def cpu_name() -> str:
 
 _CPUS: Final = "sys/devices/system/cpu"
 _NODES: Final = "sys/devices/system/node"
-_PERFORMANCE_PMU: Final = "sys/devices/cpu_core/cpus"
 # A core of less than half the largest capacity is an efficiency core. Capacities in device trees,
 # scaled by frequency: Cortex-A55 250 to 410 beside A76 to X1 at 1024, middle cores from 620 up.
 _PERFORMANCE_SHARE: Final = 0.5
@@ -75,7 +74,7 @@ def _core(root: Path, cpu: int) -> Core:
 
 
 def _efficiency_cpus(root: Path, allowed: frozenset[int]) -> frozenset[int]:
-    if fast := parse_cpu_list(kernel_text(root / _PERFORMANCE_PMU)):
+    if fast := parse_cpu_list(kernel_text(root / "sys/devices/cpu_core/cpus")):
         return allowed - fast
     # Compared with all CPUs, because the affinity may contain only slow ones.
     files = (root / _CPUS).glob("cpu[0-9]*/cpu_capacity")
@@ -86,7 +85,6 @@ def _efficiency_cpus(root: Path, allowed: frozenset[int]) -> frozenset[int]:
 
 
 _ROOT: Final = Path("/")
-_STATUS: Final = Path("/proc/self/status")
 # Bit numbers of the effective capabilities. Source: linux/capability.h.
 _CAP_IPC_LOCK: Final = 14
 _CAP_SYS_NICE: Final = 23
@@ -200,4 +198,4 @@ def _may_renice() -> bool:
 
 
 def _has_capability(bit: int) -> bool:
-    return bool(int(_field(_STATUS, "CapEff") or "0", 16) >> bit & 1)
+    return bool(int(_field(Path("/proc/self/status"), "CapEff") or "0", 16) >> bit & 1)

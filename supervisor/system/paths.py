@@ -27,7 +27,6 @@ _PLAIN: Final = "._:@+-~"
 _FILE_NAME_MAX_BYTES: Final = 200
 _CUT_MARK: Final = "="
 _HASH_BYTES: Final = 16
-_CUT_MIN_BYTES: Final = 2 * _HASH_BYTES + 2
 
 
 def shipped_directory(name: str) -> Path:
@@ -98,7 +97,7 @@ class Directories:
     def engine_socket(self, instance: str) -> Path | None:
         """Return the socket path of an instance; None if it would be too long."""
         room_bytes = _SOCKET_PATH_MAX - len(os.fsencode(self.runtime / ".sock"))
-        path = self.runtime / f"{file_name(instance, max(room_bytes, _CUT_MIN_BYTES))}.sock"
+        path = self.runtime / f"{file_name(instance, max(room_bytes, 2 * _HASH_BYTES + 2))}.sock"
         return path if _can_be_bound(path) else None
 
     def engine_log(self, instance: str) -> Path:

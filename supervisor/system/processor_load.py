@@ -53,7 +53,6 @@ def _used_s() -> dict[psutil.Process, tuple[str, float]]:
 
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
-_STAT_MAX_BYTES: Final = 4096
 _STALLED: Final = re.compile(r"^some .*\btotal=([0-9]{1,20})$", re.MULTILINE)
 # If our processes take less, programs of low priority do not compete with them.
 _OWN_BUSY_CORES: Final = 0.5
@@ -107,7 +106,7 @@ def process_s(pid: int) -> float | None:
     except OSError:
         return None
     try:
-        return _process_s(os.read(file, _STAT_MAX_BYTES).decode(errors="replace"))
+        return _process_s(os.read(file, 4096).decode(errors="replace"))
     except OSError:  # it has ended
         return None
     finally:

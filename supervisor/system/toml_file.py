@@ -13,7 +13,6 @@ from supervisor.system.files import open_regular
 _FILE_MAX_BYTES: Final = 1024**2
 QUOTED_MAX: Final = 120
 _STATEMENT_MAX_LINES: Final = 200
-_SEARCHED_MAX_BYTES: Final = 64 * 1024
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -43,7 +42,7 @@ def line_of(path: Path, key: Sequence[str]) -> int | None:
         content = read_limited(path)
     except SettingsInvalid:
         return None
-    if len(content) > _SEARCHED_MAX_BYTES:  # it is parsed some ten times
+    if len(content) > 64 * 1024:  # it is parsed some ten times
         return None
     lines = content.split(b"\n")
     return next((line for end in range(len(key), 0, -1) if (line := _line(lines, key[:end]))), None)

@@ -9,7 +9,7 @@ from support.samples import GPU, engine, model
 
 from supervisor.builds.help import FlagValue
 from supervisor.plan.estimate import Estimate, MemoryInputs, estimate
-from supervisor.plan.shortage import Kind, apply_flags, next_reduction
+from supervisor.plan.shortage import Kind, next_reduction
 
 NOTHING: frozenset[str] = frozenset()
 
@@ -39,7 +39,7 @@ def ladder(
     while reduction := next_reduction(asked, found, own, never):
         kind, flags = reduction
         found[kind] = flags
-        asked = apply_flags(asked, flags)
+        asked = asked.with_flags(flags)
     return found
 
 
@@ -67,7 +67,7 @@ def test_a_quantised_cache_is_no_second_time_quantised() -> None:
 
 def test_of_one_kind_the_least_that_suffices_is_given_up() -> None:
     asked = on_device()
-    third = estimate(apply_flags(asked, {"ctx-size": 8192})).devices["Vulkan0"].at_start
+    third = estimate(asked.with_flags({"ctx-size": 8192})).devices["Vulkan0"].at_start
     found = next_reduction(
         asked, (), NOTHING, lambda request: request.devices["Vulkan0"].at_start > third
     )
