@@ -283,7 +283,7 @@ class AdaptiveController(Part):
 
     def _is_uneven(self, name: str) -> bool:
         """Return whether an instance lacks the adapted values, because its replacement failed."""
-        wanted, trial_at = values(self._adapted.get(name, {})), self._fleet.planner.places.trial_at
+        wanted, trial_at = values(self._adapted.get(name, {})), self._fleet.planner.trial_at
         replicas = self._fleet.models[name].replicas
         plans = [replica.plan for replica in replicas if trial_at(replica.place) is None]
         return any(plan and values(plan.adapted) != wanted for plan in plans)

@@ -54,7 +54,7 @@ class VariantPlans:
     def _plan(self, variant: Variant) -> tuple[Plan, int]:
         if variant not in self._plans:
             planner = self._planner(variant)
-            count = planner.places.replicas(self.model).count
+            count = planner.replicas(self.model).count
             self._plans[variant] = planner.plan(self.model), count
         return self._plans[variant]
 

@@ -124,7 +124,7 @@ def _all_plans(planner: LaunchPlanner) -> Iterator[Plan]:
     for name in planner.entries:
         try:
             yield planner.plan(name)
-            if trial := planner.places.trial(name):
+            if trial := planner.trial(name):
                 yield planner.plan_trial(name, trial)
         except CorralError as error:
             errors.append(error)

@@ -63,7 +63,7 @@ class MachineFit:
             text = "no engine is installed, so only the size of its files was compared"
             return text, misfit if size_bytes > most else None
         entry = ModelEntry(file_names.model_name(model.path.name), model.path)
-        profile = self._planner.tuned_profiles.profile(entry)
+        profile = self._planner.profile(entry)
         here = machine.read()
         most_bytes = min(self._budget_bytes or here.memory_bytes, here.memory_bytes)
         here = replace(here, memory_bytes=most_bytes)

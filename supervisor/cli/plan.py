@@ -155,10 +155,10 @@ class _Planned:
         self.device_free_bytes = (
             free_bytes(list_devices(made.engine)) if made.estimate.devices else {}
         )
-        self.replicas = planner.places.replicas(name)
+        self.replicas = planner.replicas(name)
         self.misfit = misfit_reason(made.estimate, self.room)  # why it can never fit, or None
         self.would_fit = suggestions(made.memory_inputs, self.room) if self.misfit else ()
-        self.tuned = planner.tuned_profiles.find_applicable(planner.entry(name))
+        self.tuned = planner.tuned(planner.entry(name))
         # Why conversations are not saved, as a clause, or None.
         self.not_persisted_reason = persistence.reason(made)
         self.restored = persistence.outcome(made)  # of the first restored conversation, or None

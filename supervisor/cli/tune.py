@@ -24,10 +24,9 @@ from supervisor.bench.variants import VariantSpec
 from supervisor.cli.bench import machine_facts
 from supervisor.cli.targets import choose, name_of
 from supervisor.errors import Interrupted
-from supervisor.fleet.model_entries import machine_here
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.output import CommandResult, ProgressMeter, duration, size, table
-from supervisor.plan.tuned_profile import conditions, path_of
+from supervisor.plan.tuned_profile import conditions, machine_here, path_of
 from supervisor.system import machine
 from supervisor.system.paths import Directories, directories
 

@@ -35,8 +35,7 @@ from supervisor.experiments.canaries import Canaries, with_canaries
 from supervisor.experiments.capture import Captures
 from supervisor.experiments.trials import Trials
 from supervisor.fleet.fleet import Fleet
-from supervisor.fleet.model_entries import Reductions
-from supervisor.fleet.planner import LaunchPlanner
+from supervisor.fleet.planner import LaunchPlanner, Reductions
 from supervisor.fleet.reload import Reload
 from supervisor.fleet.replace import Replacer
 from supervisor.fleet.stats import StatsReader

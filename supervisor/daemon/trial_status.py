@@ -24,7 +24,7 @@ Memory = Callable[[Replica], int | None]
 
 def trial_note(model: Model) -> messages.TrialNote | None:
     for replica in model.replicas:
-        if trial := replica.planner.places.trial_at(replica.place):
+        if trial := replica.planner.trial_at(replica.place):
             profile, is_canary = trial.label(model.entry.profile), isinstance(trial, CanaryTrial)
             return messages.TrialNote(profile, is_canary, trial.share, replica.name)
     return None

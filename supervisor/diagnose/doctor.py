@@ -65,13 +65,13 @@ def check_models(planner: LaunchPlanner) -> Generator[Finding, None, list[Memory
             is_expected = not planner.launches.slot_persistence.problem
             yield Finding(f"model {name}", "ok" if is_expected else "warn", text)
         yield from _check_trial(planner, name)
-        found = memory_need(plan, len(planner.places.replicas_of(name)))
+        found = memory_need(plan, len(planner.replicas_of(name)))
         needs.append(replace(found, is_preloaded=planner.model_settings(name).preload))
     return needs
 
 
 def _check_trial(planner: LaunchPlanner, name: str) -> Iterator[Finding]:
-    if (trial := planner.places.trial(name)) is None:
+    if (trial := planner.trial(name)) is None:
         return
     try:
         planner.plan_trial(name, trial)
@@ -223,7 +223,7 @@ def _findings(loaded: Loaded, where: Directories, here: Machine) -> Iterator[Fin
     instances = [found for model in status.models for found in model.instances] if status else []
     engines = [instance.pid for instance in instances if instance.pid]
     yield host_checks.check_processor([status.pid, *engines] if status else [])
-    yield host_checks.check_files(max(1, planner.places.instances))
+    yield host_checks.check_files(max(1, planner.instances))
     yield host_checks.check_address(loaded.settings.proxy.listen, status.url if status else None)
     yield host_checks.check_clients(loaded.settings.proxy)
     yield from host_checks.check_hooks(loaded)

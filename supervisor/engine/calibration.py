@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -69,23 +70,17 @@ async def measure(client: EngineClient, slots: int) -> ThreadSpeeds | None:
 
     Returns None if the engine generates no text, does not answer, or takes more than 10 s.
     """
-    try:
+    with suppress(TimeoutError, EngineUnreachable):
         async with asyncio.timeout(_TIMEOUT_S):
-            return await _measure(client, slots)
-    except (TimeoutError, EngineUnreachable):
-        return None
-
-
-async def _measure(client: EngineClient, slots: int) -> ThreadSpeeds | None:
-    alone = await _complete(client, "Once upon a time", 24)
-    long = await _complete(client, _PROMPT, 1)
-    if not (alone and long and alone.decode_ms and long.prompt_ms):
-        return None
-    return ThreadSpeeds(
-        decode=1000 * alone.decoded_tokens / alone.decode_ms,
-        prefill=1000 * long.prompt_tokens / long.prompt_ms,
-        together=await _measure_together(client, min(slots, _TOGETHER_MAX)),
-    )
+            alone = await _complete(client, "Once upon a time", 24)
+            long = await _complete(client, _PROMPT, 1)
+            if alone and long and alone.decode_ms and long.prompt_ms:
+                return ThreadSpeeds(
+                    decode=1000 * alone.decoded_tokens / alone.decode_ms,
+                    prefill=1000 * long.prompt_tokens / long.prompt_ms,
+                    together=await _measure_together(client, min(slots, _TOGETHER_MAX)),
+                )
+    return None
 
 
 async def _measure_together(client: EngineClient, sequences: int) -> float | None:
@@ -115,13 +110,8 @@ async def _try_complete(client: EngineClient, prompt: str) -> Timings | None:
 async def _complete(
     client: EngineClient, prompt: str | Sequence[int], tokens: int
 ) -> Timings | None:
-    body = {
-        "prompt": prompt,
-        "n_predict": tokens,
-        "ignore_eos": True,
-        "temperature": 0,
-        "cache_prompt": False,
-    }
+    body = {"prompt": prompt, "n_predict": tokens, "temperature": 0}
+    body |= {"ignore_eos": True, "cache_prompt": False}
     response = await client.post("/completion", body)
     content: Mapping[str, Any] = orjson.loads(response.body) if response.status == 200 else {}
     return Timings.read(content.get("timings"))

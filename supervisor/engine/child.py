@@ -48,9 +48,6 @@ class GroupTether:
             fcntl.fcntl(self.reader, fcntl.F_SETSIG, signal.SIGKILL)
             fcntl.fcntl(self.reader, fcntl.F_SETFL, os.O_ASYNC)
 
-    def close_reader(self) -> None:
-        os.close(self.reader)
-
     def close(self) -> None:
         os.close(self._writer)
 
@@ -224,7 +221,7 @@ def _popen(command: Command, tether: GroupTether | None) -> subprocess.Popen[byt
         )
     finally:
         if tether:
-            tether.close_reader()
+            os.close(tether.reader)
 
 
 def _prepare(  # pragma: no cover (runs between fork and exec)

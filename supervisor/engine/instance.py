@@ -27,7 +27,6 @@ from supervisor.engine.launch import Launch, Progress
 from supervisor.engine.prompts import WarmPrompt
 from supervisor.engine.run import ProcessRun, run_to_exit
 from supervisor.engine.state_tasks import (
-    NO_SLOT_PERSISTER,
     STATE_TASKS,
     NeedsRestart,
     SlotPersister,
@@ -69,14 +68,13 @@ class InstanceServices:
     traffic: Router
     admit: Callable[[InstanceSnapshot], None]  # called when it can serve
     emit: Emit
-    persister: SlotPersister = NO_SLOT_PERSISTER  # saves and restores its KV slots
-    # Measures a run before it serves; returns whether another one with other flags must follow.
-    needs_restart: NeedsRestart | None = None
+    persister: SlotPersister  # saves and restores its KV slots
+    needs_restart: NeedsRestart
     # Awaited before each launch; may raise CorralError.
-    prepare: Callable[[], Awaitable[None]] | None = None
+    prepare: Callable[[], Awaitable[None]]
     # Called when a load has failed; returns whether the next start is planned with less memory. If
     # so, it follows at once and the failure is not counted.
-    reduce: Callable[[FailureCause], bool] = lambda _: False
+    reduce: Callable[[FailureCause], bool]
 
 
 class Instance:
@@ -149,11 +147,12 @@ class Instance:
     # State.
 
     def snapshot(self) -> InstanceSnapshot:
-        run = self._run
+        run, state = self._run, self._lifecycle.state
+        retry_at_s = self._since_s + self._restart.delay_s
         return InstanceSnapshot(
             name=self.name,
             model=self.model,
-            state=self._lifecycle.state,
+            state=state,
             wanted=self._lifecycle.wanted,
             run=self._lifecycle.run,
             pid=run.pid if run else None,
@@ -161,11 +160,7 @@ class Instance:
             up_s=self._up_s(),
             restarts=self._restarts,
             failures=self._restart.failures,
-            retry_in_s=(
-                max(0.0, self._since_s + self._restart.delay_s - self._clock())
-                if self._lifecycle.state is State.BACKOFF
-                else None
-            ),
+            retry_in_s=max(0.0, retry_at_s - self._clock()) if state is State.BACKOFF else None,
             cause=self._cause,
             warnings=self._warnings,
             load_progress=self._load_progress(),
@@ -203,20 +198,17 @@ class Instance:
     async def serve(self) -> None:
         try:
             async with asyncio.TaskGroup() as group:
-                await self._serve_in(group)
+                self._group = group
+                try:
+                    if self._early_command:
+                        self._command(self._early_command)
+                    await asyncio.Event().wait()  # until cancelled
+                finally:
+                    self._group = None
+                    self._cancel()
         finally:
             self._apply(Event.STOP)
             self._apply(Event.EXITED, self._lifecycle.run)
-
-    async def _serve_in(self, group: asyncio.TaskGroup) -> None:
-        self._group = group
-        try:
-            if self._early_command:
-                self._command(self._early_command)
-            await asyncio.Event().wait()  # until cancelled
-        finally:
-            self._group = None
-            self._cancel()
 
     def _command(self, event: Event) -> None:
         if self._group is None:
@@ -350,8 +342,6 @@ class Instance:
             self._apply_exit(number, end, is_own=end.code not in exit_cause.EXTERNAL)
 
     async def _unready_cause(self) -> FailureCause | None:
-        if self._services.prepare is None:
-            return None
         try:
             await self._services.prepare()
         except CorralError as error:
@@ -359,9 +349,8 @@ class Instance:
         except Exception as error:  # noqa: BLE001 (a task of the daemon outlives any failure)
             FAILURES.note("instance preparation", error)
             return exit_cause.internal(error)
-        return (
-            None if self._lifecycle.state is State.STARTING else exit_cause.known_cause("withdrawn")
-        )
+        is_wanted = self._lifecycle.state is State.STARTING
+        return None if is_wanted else exit_cause.known_cause("withdrawn")
 
     def _new_run(self, number: int) -> ProcessRun:
         launch = self._services.launch(number)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
@@ -50,18 +51,6 @@ class SlotPersister(Protocol):
 NeedsRestart = Callable[[EngineClient, int], Awaitable[bool]]
 
 
-class NoSlotPersister:
-    async def restore(self, _client: EngineClient, _run: int, /) -> int:
-        return 0
-
-    def has_prompt(self, _prompt: WarmPrompt, /) -> bool:
-        return False
-
-    async def save(self, _client: EngineClient, _run: int, /) -> None: ...
-
-
-NO_SLOT_PERSISTER: Final = NoSlotPersister()
-
 _FIRST_PROBE_S: Final = 0.1
 _LAST_PROBE_S: Final = 2.0
 # An engine that reported that it listens may still take a moment to answer.
@@ -72,7 +61,12 @@ async def wait_healthy(run: ProcessRun, first_probe_s: float = _FIRST_PROBE_S) -
     """Probe at growing intervals, and when the engine reports that it listens. No deadline."""
     pause_s = first_probe_s
     while True:
-        is_hinted = await _ready_hint_within(run, pause_s)
+        is_hinted = False
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                is_hinted = await run.ready_hint.wait()
+        if is_hinted:
+            run.ready_hint.clear()
         if await is_healthy(run):
             return
         pause_s = _EAGER_PROBE_S if is_hinted else min(2 * pause_s, _LAST_PROBE_S)
@@ -83,16 +77,6 @@ async def is_healthy(run: ProcessRun) -> bool:
         return False
     async with run.client() as client:
         return await client.is_healthy() and await client.is_ours()
-
-
-async def _ready_hint_within(run: ProcessRun, pause_s: float) -> bool:
-    try:
-        async with asyncio.timeout(pause_s):
-            await run.ready_hint.wait()
-    except TimeoutError:
-        return False
-    run.ready_hint.clear()
-    return True
 
 
 _COUNTERS: Final = (
@@ -140,14 +124,12 @@ class HealthMonitor:
         return self._sample(await self._counters())
 
     async def _counters(self) -> CounterSample:
-        try:
+        counters = None
+        with suppress(TimeoutError, EngineUnreachable):
             async with asyncio.timeout(2 * self._settings.tick_s), self._run.client() as client:
                 metrics = await client.read_metrics()
-        except (TimeoutError, EngineUnreachable):
-            return (None, self._run.cpu_s())
-        if isinstance(metrics, ErrorResponse):
-            return (None, self._run.cpu_s())
-        counters = tuple(metrics.get(name, 0.0) for name in _COUNTERS)
+            if not isinstance(metrics, ErrorResponse):
+                counters = tuple(metrics.get(name, 0.0) for name in _COUNTERS)
         return counters, self._run.cpu_s()
 
     def _sample(self, counters: CounterSample | None = None) -> HealthSample:
@@ -188,7 +170,7 @@ class StateContext:
     limits: InstanceLimits
     emit: Emit
     persister: SlotPersister
-    needs_restart: NeedsRestart | None
+    needs_restart: NeedsRestart
     prefills: PrefillQueue  # the prompts to prefill in this run
     was_healthy: bool = True  # whether the instance was healthy when it was last in service
     # Whether it must exit because it computes for a client that disconnected.
@@ -207,8 +189,7 @@ async def warm_up(context: StateContext) -> Event:
             case "failed":
                 return Event.UNHEALTHY
             case "warm":
-                measure = context.needs_restart
-                if measure and await measure(client, context.run.number):
+                if await context.needs_restart(client, context.run.number):
                     return Event.MEASURED
                 restored = await context.persister.restore(client, context.run.number)
                 await context.prefills.begin(client, restored)

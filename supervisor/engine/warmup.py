@@ -146,11 +146,7 @@ class PrefillQueue:
             await self._process_next(client)
 
     async def resume(
-        self,
-        client: EngineClient,
-        traffic: Router,
-        name: str,
-        timeout_s: float = math.inf,
+        self, client: EngineClient, traffic: Router, name: str, timeout_s: float = math.inf
     ) -> None:
         """Prefill the remaining prompts whenever the engine is idle, for `timeout_s` at most."""
         await self._drop_surplus(client, 0)

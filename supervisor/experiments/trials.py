@@ -223,7 +223,7 @@ class Trials(Part):
     def _sides(self, model: str) -> Sides | None:
         """Return the launches of both sides, or None for a model without a trial."""
         planner, found = self._fleet.planner, self._fleet.models.get(model)
-        if not found or model not in planner.entries or planner.places.trial(model) is None:
+        if not found or model not in planner.entries or planner.trial(model) is None:
             return None
         replicas = replicas_by_side(found)
         if not replicas["trial"]:
@@ -282,7 +282,7 @@ def _is_ready(replica: Replica) -> bool:
 
 
 def side_of(replica: Replica) -> SideName:
-    return "trial" if replica.planner.places.trial_at(replica.place) else "base"
+    return "trial" if replica.planner.trial_at(replica.place) else "base"
 
 
 def replicas_by_side(model: Model) -> dict[SideName, list[Replica]]:

@@ -68,7 +68,7 @@ class Fleet:
         self.models: dict[str, Model] = {}
         for entry in planner.entries.values():
             self.models[entry.name] = Model(entry, planner.model_settings(entry.name))
-            for place in planner.places.replicas_of(entry.name):
+            for place in planner.replicas_of(entry.name):
                 self.add(place, planner)
 
     async def serve(self) -> None:

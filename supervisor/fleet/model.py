@@ -179,7 +179,7 @@ class Replica:
 
     def upstream(self, snapshot: InstanceSnapshot, aliases: tuple[str, ...]) -> Upstream:
         plan, endpoint = self.plan, snapshot.endpoint
-        trial = self.planner.places.trial_at(self.place)
+        trial = self.planner.trial_at(self.place)
         token_bytes, state_bytes, host_cache_bytes = self._cache_sizes
         return Upstream(
             name=snapshot.name,

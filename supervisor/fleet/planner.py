@@ -7,7 +7,8 @@ engines and GGUFs are cached by path, size and mtime.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -16,9 +17,10 @@ from typing import Final
 
 from supervisor.builds import discover
 from supervisor.builds.discover import Engine
-from supervisor.builds.help import has_draft_cache
+from supervisor.builds.help import FlagValue, has_draft_cache
 from supervisor.builds.installed import EngineSetting
 from supervisor.engine.calibration import MeasurementStore
+from supervisor.errors import CorralError, NoSuchModel
 from supervisor.fleet.launches import (
     Launches,
     LaunchFingerprint,
@@ -27,29 +29,25 @@ from supervisor.fleet.launches import (
     total_bytes,
     version_of,
 )
-from supervisor.fleet.model_entries import (
-    Places,
-    ReadTuned,
-    Reductions,
-    TunedProfiles,
-    entries_of,
-    find_entry,
-)
 from supervisor.models.local_stores import roots
 from supervisor.models.metadata import Gguf
+from supervisor.plan import profile, tuned_profile
 from supervisor.plan.auto import SLOTS, ThreadSpeeds
 from supervisor.plan.embedding import FLAG as PROJECTOR
 from supervisor.plan.estimate import with_free
 from supervisor.plan.fit import MemoryCapacity, capacity, check_fits
-from supervisor.plan.loras import check_files
-from supervisor.plan.plan import Plan, TrialSettings, extend_context, make_plan
+from supervisor.plan.loras import check_files, loras_of
+from supervisor.plan.plan import CanaryTrial, Plan, TrialSettings, extend_context, make_plan
+from supervisor.plan.profile import Profile
 from supervisor.plan.resolve import ModelEntry
-from supervisor.plan.setting import SettingsByFlag as FlagSettings
+from supervisor.plan.setting import CORRAL, Setting, SettingsByFlag
+from supervisor.plan.shortage import Kind, Replicas, decide
+from supervisor.plan.tuned_profile import Tuned, machine_here
 from supervisor.rpc.address import KnownWorkers
 from supervisor.rpc.model_workers import ModelWorkers
 from supervisor.rpc.relay import ShardRun
 from supervisor.rpc.shards import LayerShares, shard_plans, worker_split
-from supervisor.settings.schema import ModelSettings, Settings, SupervisorSettings
+from supervisor.settings.schema import FoundModel, ModelSettings, Settings, SupervisorSettings
 from supervisor.settings.tables import RestartPolicy
 from supervisor.system import machine
 from supervisor.system.machine import Machine
@@ -57,6 +55,42 @@ from supervisor.system.paths import Directories
 
 # Larger models take longer to load, and lose less time to the synchronisation of threads.
 _MEASURED_MAX_BYTES: Final = 1024**3
+
+# A model's entry, the reduced values, the kinds that were tried, and whether less memory was free
+# than the model needed. They apply until the settings change the entry.
+_Reduced = tuple[ModelEntry, SettingsByFlag, tuple[Kind, ...], bool]
+
+
+class Reductions:
+    """The settings that models are planned with after their engines ran out of memory."""
+
+    def __init__(self) -> None:
+        self._by_model: dict[str, _Reduced] = {}
+
+    def find(self, entry: ModelEntry) -> _Reduced:
+        """Return the reductions; none once the settings have changed."""
+        found = self._by_model.get(entry.name)
+        return found if found and found[0] == entry else (entry, {}, (), False)
+
+    def add(
+        self,
+        entry: ModelEntry,
+        kind: Kind,
+        flags: Mapping[str, FlagValue],
+        reason: str,
+        *,
+        was_short: bool,
+    ) -> None:
+        _, before, kinds, _ = self.find(entry)
+        settings = {key: Setting(value, CORRAL, reason) for key, value in flags.items()}
+        self._by_model[entry.name] = entry, {**before, **settings}, (*kinds, kind), was_short
+
+    def set(self, entry: ModelEntry, settings: SettingsByFlag) -> None:
+        """Set the reductions of another process."""
+        self._by_model[entry.name] = entry, settings, (), False
+
+    def forget(self, model: str) -> None:
+        self._by_model.pop(model, None)
 
 
 class LaunchPlanner:
@@ -71,9 +105,9 @@ class LaunchPlanner:
         self,
         settings: Settings,
         directories: Directories,
-        adapted: Mapping[str, FlagSettings] = MappingProxyType({}),
+        adapted: Mapping[str, SettingsByFlag] = MappingProxyType({}),
         *,
-        read_tuned: ReadTuned | None = None,
+        read_tuned: Callable[[str], Tuned | None] | None = None,
         known_workers: KnownWorkers | None = None,
         reductions: Reductions | None = None,
     ) -> None:
@@ -81,15 +115,20 @@ class LaunchPlanner:
         self.reductions = reductions or Reductions()
         self.settings = settings
         self._directories = directories
-        self.tuned_profiles = TunedProfiles(directories, read_tuned)
         self.entries: Mapping[str, ModelEntry] = entries_of(settings)
         self.launches = Launches(settings, directories)
-        self.places = Places(settings, self.entries, self.tuned_profiles, self._plan_to_count)
+        self._replicas: dict[str, Replicas] = {}
         self._files = ModelFiles(directories.cache, roots(directories.models, settings.models_dirs))
         self.workers = ModelWorkers(settings, known_workers or KnownWorkers())
         self._layer_shares = LayerShares(directories.layer_shares)
         self._layers: Mapping[str, Mapping[str, int]] = {}
         self._read_machine: Callable[[], Machine] = machine.read
+        self._read_tuned = read_tuned or (
+            lambda name: tuned_profile.read(name, directories.tuned_profiles)
+        )
+        self._load_profile: Callable[[str], Profile] = lambda name: profile.load(
+            name, directories.profiles
+        )
         self._load: Callable[[EngineSetting | None], Engine] = lambda setting: discover.load(
             setting,
             cache_dir=directories.cache,
@@ -101,15 +140,15 @@ class LaunchPlanner:
         other = copy.copy(self)
         other._read_machine = cache(self._read_machine)  # noqa: SLF001 (a copy of this one)
         other._load = cache(self._load)  # noqa: SLF001 (a copy of this one)
-        other.tuned_profiles = self.tuned_profiles.reading_once()
+        other._load_profile = cache(self._load_profile)  # noqa: SLF001 (a copy of this one)
         return other
 
-    def adapting(self, model: str, to: FlagSettings) -> LaunchPlanner:
+    def adapting(self, model: str, to: SettingsByFlag) -> LaunchPlanner:
         other = copy.copy(self)
         other.adapted = {**self.adapted, model: to}
         return other
 
-    def reductions_of(self, model: str) -> FlagSettings:
+    def reductions_of(self, model: str) -> SettingsByFlag:
         """Return the values that replace planned ones because the engine ran out of memory."""
         return self.reductions.find(self.entries[model])[1] if self.may_reduce(model) else {}
 
@@ -146,7 +185,7 @@ class LaunchPlanner:
         return self.engine_of(self._entry_at(place))
 
     def _entry_at(self, place: ReplicaId) -> ModelEntry:
-        entry, trial = self.entry(place.model), self.places.trial_at(place)
+        entry, trial = self.entry(place.model), self.trial_at(place)
         return trial.apply_to(entry) if trial else entry
 
     def gguf(self, model: str) -> Gguf:
@@ -177,8 +216,8 @@ class LaunchPlanner:
 
     def plan_at(self, place: ReplicaId, free: Mapping[str, int] = MappingProxyType({})) -> Plan:
         """Plan one replica as `plan` does; `free` is free bytes by device. Raises OutOfMemory."""
-        devices = self.places.replicas(place.model).devices
-        if trial := self.places.trial_at(place):
+        devices = self.replicas(place.model).devices
+        if trial := self.trial_at(place):
             plan = self.plan_trial(place.model, trial)
         elif place.number < len(devices):
             entry = self.entry(place.model)
@@ -194,17 +233,86 @@ class LaunchPlanner:
             self._read_machine(), engine.devices, self.settings.supervisor.memory_budget
         )
 
+    # The replicas of models.
+
+    @cached_property  # every plan reads it: counting each time would be quadratic in the models
+    def instances(self) -> int:
+        """The number of processes that share the machine if all models are loaded.
+
+        All found models together count as one. A canary is not counted, so that it gets the same
+        threads and batches as the replicas that it is compared with.
+        """
+        table = self.settings.models
+        own = [name for name in self.entries if not isinstance(table[name], FoundModel)]
+        canaries = sum(isinstance(self.trial(name), CanaryTrial) for name in own)
+        has_found = len(own) < len(self.entries)
+        return sum(len(self.replicas_of(name)) for name in own) - canaries + has_found
+
+    def replicas_of(self, model: str) -> tuple[ReplicaId, ...]:
+        """Return the replicas of a model, the one on trial last."""
+        count = self.replicas(model).count + (self.trial(model) is not None)
+        return tuple(ReplicaId(model, number) for number in range(count))
+
+    def trial(self, model: str) -> TrialSettings | None:
+        return self.model_settings(model).trial
+
+    def trial_at(self, place: ReplicaId) -> TrialSettings | None:
+        """Return the trial of a replica; None if it runs the model's own profile."""
+        is_trial = place.number >= self.replicas(place.model).count
+        return self.trial(place.model) if is_trial else None
+
+    def replicas(self, model: str) -> Replicas:
+        """Return how many instances run a model's own profile; decided once. Raises NoSuchModel."""
+        if model not in self._replicas:
+            self._replicas[model] = self._count(self.entry(model))
+        return self._replicas[model]
+
+    def _count(self, entry: ModelEntry) -> Replicas:
+        table = self.settings.models[entry.name]
+        if table.workers:
+            return Replicas(1, "a worker serves one engine at a time")
+        if "replicas" not in table.model_fields_set:
+            with suppress(CorralError):  # its start reports a broken file
+                if (tuned := self.tuned(entry)) and tuned.replicas:
+                    return Replicas(tuned.replicas, "tuned")
+        if entry.replicas != "auto":
+            return Replicas(entry.replicas, "as set")
+        once, models = self._counting, len(self.entries)
+        try:
+            plan = once._plan(entry, {}, instances=models)  # noqa: SLF001 (a copy of this one)
+        except CorralError:
+            return Replicas(1, "it cannot be planned")  # its start reports why
+        here = once._read_machine()  # noqa: SLF001 (as above)
+        return decide(plan.memory_inputs, here, once.capacity(plan.engine), models)
+
     @cached_property
     def _counting(self) -> LaunchPlanner:
+        """Plans without adapted values, on the machine as it was for the first such plan."""
         return self.reading_once()
 
-    def _plan_to_count(self, entry: ModelEntry, instances: int) -> tuple[Plan, Machine]:
-        """Plan a model without adapted values, on the machine as it was for the first such plan."""
-        once = self._counting
-        return once._plan(entry, {}, instances=instances), once._read_machine()  # noqa: SLF001
+    # Profiles.
+
+    def tuned(self, entry: ModelEntry) -> Tuned | None:
+        """Return a model's tuned profile if it applies on this machine; raises SettingsInvalid."""
+        found = self._read_tuned(entry.name)
+        if found and tuned_profile.reason_unused(found, entry.profile, machine_here()):
+            return None
+        return found
+
+    def profile(self, entry: ModelEntry) -> Profile:
+        """Load a model's profile, overlaid by its tuned profile; raises SettingsInvalid."""
+        under, found = self._load_profile(entry.profile), self.tuned(entry)
+        if found is None:
+            return under
+        return profile.overlay_flags(under, found.flags, f"{entry.name} (tuned)")
+
+    def _tuned_warnings(self, entry: ModelEntry, plan: Plan) -> Iterator[str]:
+        if found := self._read_tuned(entry.name):
+            now = tuned_profile.conditions(machine_here(), plan.engine, plan.gguf)
+            yield from tuned_profile.warnings(found, entry.profile, now)
 
     def _plan(
-        self, entry: ModelEntry, adapted: FlagSettings, *, instances: int | None = None
+        self, entry: ModelEntry, adapted: SettingsByFlag, *, instances: int | None = None
     ) -> Plan:
         """Plan a model; `instances` share the machine, by default those of the settings."""
         engine, here = self.engine_of(entry), self._read_machine()
@@ -212,7 +320,7 @@ class LaunchPlanner:
         here = replace(here, memory_bytes=min(budget_bytes, here.memory_bytes))
         workers = self.workers.used_by(entry.name, engine, here)
         entry = replace(entry, workers=workers, reduced=self.reductions_of(entry.name))
-        under = self.tuned_profiles.profile(entry)
+        under = self.profile(entry)
         flags, found = {**under.flags, **entry.flags}, self._files.gguf(entry)
         projector, skipped = self._files.projector(entry, flags, found)
         entry = replace(entry, split=self._split(entry, found), projector=projector)
@@ -225,7 +333,7 @@ class LaunchPlanner:
             engine,
             found,
             here,
-            instances=instances or max(1, self.places.instances),
+            instances=instances or max(1, self.instances),
             draft=self._files.draft(entry, flags, engine, found),
             projector_bytes=total_bytes(beside),
             adapted=adapted,
@@ -236,7 +344,7 @@ class LaunchPlanner:
         if has_draft and self.launches.slot_persistence.reason(plan):
             plan = make(saves_slots=False)
         check_files(entry.name, entry.flags, self.entry(entry.name).flags)
-        tuned, lost = self.tuned_profiles.warnings(entry, plan), self.workers.loss_notes(entry.name)
+        tuned, lost = self._tuned_warnings(entry, plan), self.workers.loss_notes(entry.name)
         assumed = self.workers.assumption_notes(entry.name)
         warnings = (*plan.warnings, *skipped, *tuned, *lost, *assumed)
         return replace(plan, warnings=warnings, lost_workers=lost)
@@ -244,7 +352,7 @@ class LaunchPlanner:
     def projector(self, model: str) -> Path | None:
         """Find the projector of a model; raises as `plan`."""
         entry = self.entry(model)
-        flags = {**self.tuned_profiles.profile(entry).flags, **entry.flags}
+        flags = {**self.profile(entry).flags, **entry.flags}
         if set_path := flags.get(PROJECTOR):
             return Path(str(set_path))
         return self._files.projector(entry, flags, self.gguf(model))[0]
@@ -277,7 +385,7 @@ class LaunchPlanner:
         Raises NoSuchModel, SettingsInvalid: its model or its profile is missing or invalid.
         """
         entry = self._entry_at(place)
-        flags = {**self.tuned_profiles.profile(entry).flags, **entry.flags}
+        flags = {**self.profile(entry).flags, **entry.flags}
         return LaunchFingerprint(
             engine=version_of(engine.path),
             library_dirs=engine.library_dirs,
@@ -304,4 +412,27 @@ class LaunchPlanner:
 
     def entry(self, model: str) -> ModelEntry:
         """Look up a model; raises NoSuchModel."""
-        return find_entry(self.entries, model)
+        if model in self.entries:
+            return self.entries[model]
+        known = ", ".join(self.entries) or "none"
+        raise NoSuchModel(f"no model is named {model!r}", hint=f"models: {known}")
+
+
+def entries_of(settings: Settings) -> dict[str, ModelEntry]:
+    return {
+        name: ModelEntry(
+            name=name,
+            path=model.path,
+            profile=model.profile,
+            replicas=model.replicas,
+            flags=model.flags,
+            args=model.args,
+            draft=model.draft,
+            engine=model.engine,
+            aliases=model.aliases,
+            batching=model.batching,
+            loras=loras_of(model.loras),
+            serves_ui=settings.proxy.engine_ui is not None,
+        )
+        for name, model in settings.models.items()
+    }

@@ -111,7 +111,7 @@ def _wanted_fingerprints(planner: LaunchPlanner) -> dict[ReplicaId, LaunchFinger
     return {
         place: planner.fingerprint(place, planner.engine_at(place))
         for name in planner.entries
-        for place in planner.places.replicas_of(name)
+        for place in planner.replicas_of(name)
     }
 
 

@@ -128,7 +128,7 @@ class StartMemory:
     def reduce(self, replica: Replica, cause: FailureCause) -> bool:
         """Reduce the plan of a replica that failed to start; return whether to start at once."""
         planner, model = replica.planner, replica.place.model
-        may_reduce = planner.may_reduce(model) and planner.places.trial_at(replica.place) is None
+        may_reduce = planner.may_reduce(model) and planner.trial_at(replica.place) is None
         if cause.code not in OUT_OF_MEMORY or not may_reduce:
             return False
         try:

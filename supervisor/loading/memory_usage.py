@@ -216,7 +216,7 @@ class MemoryUsage:
         if self._fleet.planner is not self._planner:
             self._planner, self._estimates = self._fleet.planner, {}
         name, planner = replica.place.model, planner or self._planner
-        trial = planner.places.trial_at(replica.place) if name in planner.entries else None
+        trial = planner.trial_at(replica.place) if name in planner.entries else None
         key = name, trial is not None
         changed = planner.adapted.get(name, {}), planner.reductions_of(name)
         if key not in self._estimates or self._estimates[key][0] != changed:

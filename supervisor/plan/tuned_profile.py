@@ -17,7 +17,8 @@ from supervisor.builds.help import FlagValue
 from supervisor.errors import SettingsInvalid
 from supervisor.models.metadata import Gguf
 from supervisor.plan.profile import check
-from supervisor.system.machine import Machine
+from supervisor.system import machine as machine_module
+from supervisor.system.machine import Machine, cpu_name
 from supervisor.system.paths import file_name
 from supervisor.system.toml_file import read_toml
 
@@ -62,6 +63,10 @@ class Tuned:
 def machine_text(cpu: str, machine: Machine) -> str:
     cores = f"{machine.physical_cores} cores, {machine.logical_cores} threads"
     return f"{cpu}, {cores}"
+
+
+def machine_here() -> str:
+    return machine_text(cpu_name(), machine_module.read())
 
 
 def conditions(machine: str, engine: Engine, gguf: Gguf) -> Evidence:

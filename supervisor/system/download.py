@@ -401,10 +401,7 @@ def package_index() -> Iterator[PackageIndex]:
 
 
 def download_wheel(
-    requirement: str,
-    directory: Path,
-    size_max_bytes: int,
-    progress: Callable[[int, int], None],
+    requirement: str, directory: Path, size_max_bytes: int, progress: Callable[[int, int], None]
 ) -> None:
     """Download the wheel of `NAME==VERSION` into a directory, as `download` does.
 

@@ -16,11 +16,12 @@ from proxy.cache.fingerprint import ConversationFingerprint, SlotFile
 from proxy.router.lease import Activity, ProcessExit
 from proxy.router.router import Router
 from proxy.upstream.engine_state import SlotState
-from supervisor.engine.client import Endpoint
+from supervisor.engine.client import Endpoint, EngineClient
 from supervisor.engine.exit_cause import FailureCause
 from supervisor.engine.instance import Instance, InstanceServices
 from supervisor.engine.launch import Launch, clean_environment
-from supervisor.engine.state_tasks import NeedsRestart, NoSlotPersister, SlotPersister
+from supervisor.engine.prompts import WarmPrompt
+from supervisor.engine.state_tasks import NeedsRestart, SlotPersister
 from supervisor.engine.states import State
 from supervisor.errors import CorralError
 from supervisor.events import EventStream
@@ -111,6 +112,23 @@ class RecordingTraffic(Router):
         self.calls.append(call)
 
 
+class NoSlotPersister:
+    async def restore(self, _client: EngineClient, _run: int, /) -> int:
+        return 0
+
+    def has_prompt(self, _prompt: WarmPrompt, /) -> bool:
+        return False
+
+    async def save(self, _client: EngineClient, _run: int, /) -> None: ...
+
+
+async def _needs_no_restart(_client: EngineClient, _run: int) -> bool:
+    return False
+
+
+async def _prepare_nothing() -> None: ...
+
+
 class InstanceHarness:
     """One instance and everything around it."""
 
@@ -120,8 +138,8 @@ class InstanceHarness:
         *,
         limits: InstanceLimits = QUICK,
         policy: RestartPolicy = PATIENT,
-        needs_restart: NeedsRestart | None = None,
-        prepare: Callable[[], Awaitable[None]] | None = None,
+        needs_restart: NeedsRestart = _needs_no_restart,
+        prepare: Callable[[], Awaitable[None]] = _prepare_nothing,
         reduce: Callable[[FailureCause], bool] = lambda _: False,
         persister: SlotPersister | None = None,
     ) -> None:

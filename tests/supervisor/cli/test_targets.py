@@ -117,7 +117,7 @@ def test_found_models_are_served_if_the_settings_say_so(where: Directories, tmp_
     assert not loaded.settings.models["tiny"].preload
     assert choose(["tiny"], None, where).names == ("tiny",)
     # Those that were found share the machine as one.
-    assert LaunchPlanner(loaded.settings, where).places.instances == 2
+    assert LaunchPlanner(loaded.settings, where).instances == 2
 
 
 def test_models_dir_is_one_directory_or_several(

@@ -12,7 +12,6 @@ from proxy.router.lease import Activity
 from supervisor.engine.client import EngineClient
 from supervisor.engine.launch import Launch
 from supervisor.engine.prompts import WarmPrompt
-from supervisor.engine.state_tasks import NoSlotPersister
 from supervisor.engine.states import State
 from supervisor.settings.tables import InstanceLimits
 
@@ -141,12 +140,3 @@ async def test_a_drain_that_takes_too_long_saves_what_was_idle_as_it_began(runti
         instance.stop()
         await instance.wait(DOWN)
     assert [call for call, _ in recorder.calls] == ["restore", "save"]
-
-
-async def test_without_persistence_nothing_is_restored(runtime: Path) -> None:
-    harness = InstanceHarness(fake_launch(runtime))
-    async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
-        instance.start()
-        facts = await instance.wait(UP)
-        async with EngineClient(facts.endpoint, facts.api_key) as client:
-            assert await NoSlotPersister().restore(client, 1) == 0

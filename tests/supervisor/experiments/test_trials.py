@@ -43,7 +43,7 @@ def observed(
 ) -> Trials:
     """Return what observes a fleet whose instances have started."""
     for replica in fleet.all_replicas():
-        is_trial = replica.planner.places.trial_at(replica.place) is not None
+        is_trial = replica.planner.trial_at(replica.place) is not None
         replica.fingerprint = TRIED if is_trial else BASE
     return Trials(
         fleet,

@@ -15,7 +15,6 @@ from supervisor.builds.discover import Device, Engine
 from supervisor.builds.help import parse
 from supervisor.errors import NoSuchModel, OutOfMemory, SettingsInvalid
 from supervisor.fleet.launches import ReplicaId
-from supervisor.fleet.model_entries import Places
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.plan import profile
 from supervisor.plan.setting import Setting
@@ -63,9 +62,9 @@ def value(shop: LaunchPlanner, number: int, flag: str) -> str | None:
 
 
 def test_replicas_are_as_set_or_as_many_as_pay(make: Any) -> None:
-    assert make(replicas=3).places.replicas("chat").count == 3
+    assert make(replicas=3).replicas("chat").count == 3
     shop = make(replicas="auto")
-    assert (shop.places.replicas("chat").count, shop.places.instances) == (2, 2)
+    assert (shop.replicas("chat").count, shop.instances) == (2, 2)
     assert value(shop, 0, "--threads-batch") == "8"
 
 
@@ -92,9 +91,9 @@ def test_slot_files_replace_the_host_cache_of_an_engine_with_a_draft_model(
 
 
 def test_a_model_that_cannot_be_planned_has_one_replica(make: Any, tmp_path: Path) -> None:
-    assert make(replicas="auto", path=tmp_path / "none.gguf").places.replicas("chat").count == 1
+    assert make(replicas="auto", path=tmp_path / "none.gguf").replicas("chat").count == 1
     with pytest.raises(NoSuchModel):
-        make().places.replicas("code")
+        make().replicas("code")
 
 
 def test_what_is_worked_out_follows_the_budget(make: Any) -> None:
@@ -155,8 +154,8 @@ def test_a_tuned_profile_lies_between_the_profile_and_the_models_own_flags(
 
 def test_a_tuned_number_of_replicas_is_for_models_without_one(make: Any, tmp_path: Path) -> None:
     tuned(tmp_path, "replicas = 3\n")
-    assert (make().places.replicas("chat").count, make().places.instances) == (3, 3)
-    assert make(replicas=1).places.replicas("chat").count == 1
+    assert (make().replicas("chat").count, make().instances) == (3, 3)
+    assert make(replicas=1).replicas("chat").count == 1
 
 
 def test_a_tuned_profile_of_another_profile_is_not_used_and_the_plan_says_so(
@@ -165,14 +164,14 @@ def test_a_tuned_profile_of_another_profile_is_not_used_and_the_plan_says_so(
     tuned(tmp_path, 'extends = "base"\nreplicas = 3\n[flags]\nthreads = 3\n')
     shop = make(profile="low-latency")
     assert value(shop, 0, "--threads") != "3"
-    assert shop.places.replicas("chat").count == 1
+    assert shop.replicas("chat").count == 1
     assert any("chat.toml is not used" in warning for warning in shop.plan("chat").warnings)
 
 
 def test_a_broken_tuned_profile_fails_the_plan_not_the_planner(make: Any, tmp_path: Path) -> None:
     tuned(tmp_path, "nonsense")
     shop = make()
-    assert shop.places.instances == 1
+    assert shop.instances == 1
     with pytest.raises(SettingsInvalid, match=r"chat\.toml is not TOML"):
         shop.plan("chat")
 
@@ -180,13 +179,13 @@ def test_a_broken_tuned_profile_fails_the_plan_not_the_planner(make: Any, tmp_pa
 def test_a_trial_is_one_more_replica_with_its_own_profile_and_flags(make: Any) -> None:
     trial = {"profile": "high-throughput", "share": 0.2, "flags": {"poll": 0}}
     shop = make(replicas=2, flags={"poll": 50, "prio": 1}, trial=trial)
-    places = shop.places.replicas_of("chat")
+    places = shop.replicas_of("chat")
     assert places == tuple(ReplicaId("chat", number) for number in range(3))
     assert [value(shop, number, "--parallel") for number in range(3)] == ["4", "4", "16"]
     assert [value(shop, number, "--poll") for number in range(3)] == ["50", "50", "0"]
     assert value(shop, 2, "--prio") == "1"
-    assert [shop.places.trial_at(place) is None for place in places] == [True, True, False]
-    assert shop.places.instances == 3
+    assert [shop.trial_at(place) is None for place in places] == [True, True, False]
+    assert shop.instances == 3
 
 
 def test_only_the_trial_has_another_fingerprint(make: Any) -> None:
@@ -210,11 +209,10 @@ def test_a_model_and_its_trial_may_have_engines_of_their_own(
     monkeypatch.setattr("supervisor.fleet.planner.discover.load", found)
     new = {"engine": "/opt/new/llama-server", "share": 0.1}
     shop = make(engine="/opt/own/llama-server", trial=new)
-    used = [shop.plan_at(place).engine.path for place in shop.places.replicas_of("chat")]
+    used = [shop.plan_at(place).engine.path for place in shop.replicas_of("chat")]
     assert used == [Path("/opt/own/llama-server"), Path("/opt/new/llama-server")]
     own, tried = (
-        shop.fingerprint(replica, shop.engine_at(replica))
-        for replica in shop.places.replicas_of("chat")
+        shop.fingerprint(replica, shop.engine_at(replica)) for replica in shop.replicas_of("chat")
     )
     assert (own.engine[0], tried.engine[0]) == tuple(used)
     assert make().plan("chat").engine.path == engine().path
@@ -278,20 +276,20 @@ def test_a_draft_by_reference_is_used_once_it_is_stored(
 def test_the_number_of_replicas_does_not_follow_adapted_values(make: Any) -> None:
     shop = make(replicas="auto")
     huge = {"parallel": Setting(1024, "demand", "requests waited")}
-    assert shop.places.replicas("chat").count == 2
-    assert shop.adapting("chat", huge).places.replicas("chat").count == 2
+    assert shop.replicas("chat").count == 2
+    assert shop.adapting("chat", huge).replicas("chat").count == 2
 
 
 def test_plans_of_many_models_do_not_count_all_replicas_again(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counted, replicas_of = [], Places.replicas_of
+    counted, replicas_of = [], LaunchPlanner.replicas_of
 
-    def count(places: Places, model: str) -> tuple[ReplicaId, ...]:
+    def count(planner: LaunchPlanner, model: str) -> tuple[ReplicaId, ...]:
         counted.append(model)
-        return replicas_of(places, model)
+        return replicas_of(planner, model)
 
-    monkeypatch.setattr(Places, "replicas_of", count)
+    monkeypatch.setattr(LaunchPlanner, "replicas_of", count)
     settings = Settings(models={f"m{number}": {"path": tiny_model} for number in range(40)})
     planner = FixedPlanner(settings, Directories(*[tmp_path] * 5))
     assert all(planner.plan(model).model == model for model in planner.entries)
@@ -314,7 +312,7 @@ def test_plans_at_one_moment_read_machine_engine_and_profile_once(
     monkeypatch.setattr("supervisor.fleet.planner.machine.read", returning("machine", machine()))
     monkeypatch.setattr("supervisor.fleet.planner.discover.load", returning("engine", engine()))
     loaded = returning("profile", base)
-    monkeypatch.setattr("supervisor.fleet.model_entries.profile.load", loaded)
+    monkeypatch.setattr("supervisor.fleet.planner.profile.load", loaded)
     settings = Settings(models={f"m{number}": {"path": tiny_model} for number in range(9)})
     planner = LaunchPlanner(settings, Directories(*[tmp_path] * 5))
     once = planner.reading_once()
@@ -337,7 +335,7 @@ def test_the_machine_is_read_once_to_count_the_replicas_of_many_models(
     table = {"path": tiny_model, "replicas": "auto"}
     settings = Settings(models={f"m{number}": table for number in range(9)})
     planner = FixedPlanner(settings, Directories(*[tmp_path] * 5))
-    assert planner.places.instances >= 9
+    assert planner.instances >= 9
     assert reads == ["machine"]
 
 

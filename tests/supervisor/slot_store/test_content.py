@@ -251,7 +251,7 @@ def test_an_engine_is_replaced_when_its_spool_changes(
             {"models": {"chat": {"path": tiny_model}}, "supervisor": supervisor}
         )
         planner = LaunchPlanner(settings, Directories(*[tmp_path] * 5))
-        (place,) = planner.places.replicas_of("chat")
+        (place,) = planner.replicas_of("chat")
         return planner.fingerprint(place, planner.engine_at(place)).spool
 
     assert spool() is None
