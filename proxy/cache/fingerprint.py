@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from base64 import b64decode, b64encode
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -11,6 +12,26 @@ from typing import Final
 # Change this when prompt hashing changes; older fingerprints are then ignored.
 _FORMAT: Final = "2"
 _NUMBER_BYTES: Final = 8
+
+# Scale of each LoRA adapter of a model, by its id; empty if requests choose none.
+Scales = tuple[float, ...]
+
+
+def scales_of(lora: object) -> Scales:
+    """Return the scales in a request's `lora`; none unless it lists every adapter in order."""
+    scales: list[float] = []
+    for entry in lora if isinstance(lora, list) else ():
+        match entry:
+            case {"id": int(number), "scale": float(scale)} if number == len(scales):
+                scales.append(scale)
+            case _:
+                return ()
+    return tuple(scales)
+
+
+def lora_of(scales: Iterable[float]) -> list[dict[str, float]]:
+    """Return the member `lora` of a request with these scales."""
+    return [{"id": number, "scale": scale} for number, scale in enumerate(scales)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +42,9 @@ class ConversationFingerprint:
     # conversation or it is unknown.
     turn_hashes: tuple[int, ...] = ()
     blocks: tuple[int, ...] = ()
+    # Of the adapters that computed it. The engine does not know them: neither a slot file nor its
+    # host cache has them.
+    scales: Scales = ()
 
     def to_ascii(self) -> str:
         """Return ASCII text, empty if nothing is known."""
@@ -28,7 +52,8 @@ class ConversationFingerprint:
         if not numbers:
             return ""
         packed = b64encode(struct.pack(f"<{len(numbers)}Q", *numbers)).decode()
-        return f"{_FORMAT} {len(self.turn_hashes)} {packed}"
+        scales = f" {','.join(map(repr, self.scales))}" if self.scales else ""
+        return f"{_FORMAT} {len(self.turn_hashes)} {packed}{scales}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +69,13 @@ class RestoredSlot:
 def decode_fingerprint(word: str) -> ConversationFingerprint:
     """Return an empty fingerprint if the text is foreign or altered."""
     with suppress(ValueError, struct.error):
-        known, marks, packed = word.split(" ")
+        known, marks, packed, *rest = word.split(" ")
+        scales = tuple(map(float, rest[0].split(","))) if rest else ()
         raw = b64decode(packed, validate=True)
         numbers = struct.unpack(f"<{len(raw) // _NUMBER_BYTES}Q", raw)
         count = int(marks)
-        if known == _FORMAT and 0 <= count <= len(numbers):
-            return ConversationFingerprint(numbers[:count], numbers[count:])
+        if known == _FORMAT and len(rest) <= 1 and 0 <= count <= len(numbers):
+            return ConversationFingerprint(numbers[:count], numbers[count:], scales)
     return ConversationFingerprint()
 
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
-from proxy.cache.fingerprint import SlotFile
+from proxy.cache.fingerprint import Scales, SlotFile
 from proxy.cache.prompt import BLOCK_TOKENS, Prompt, continues, shared_blocks
 from proxy.cache.remote_prefixes import EXPIRES_S
 from proxy.observe.cache_finding import NoFile
@@ -114,6 +114,7 @@ class Conversation:
 
     model: str
     run: Run  # The owning process, whose cache holds it.
+    scales: Scales = ()  # Of its adapters; another scale makes another conversation.
     # Hashes that identify its next turn, oldest first, at most 6.
     turn_hashes: list[int] = field(default_factory=list)
     # Counted in this proxy process; reveals nothing of the text.

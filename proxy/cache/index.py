@@ -244,7 +244,7 @@ class PrefixIndex:
         is_elsewhere = owner is not run and owner.is_latest and not owner.has_ended
         has_later_turn = is_elsewhere and self.slot_maps[owner.name].holds(conversation)
         hashes = () if has_later_turn else tuple(conversation.turn_hashes)
-        return ConversationFingerprint(hashes, content.blocks)
+        return ConversationFingerprint(hashes, content.blocks, conversation.scales)
 
     def turns(self, request_id: str | None, number: int | None) -> Collection[int]:
         """Return the turn hashes of the conversation of a request, or of that number, if known."""
@@ -265,7 +265,7 @@ class PrefixIndex:
         Returns the conversation: the same object for each turn.
         """
         run = self._runs[upstream.name]
-        conversation = hint.conversation or Conversation(upstream.model, run)
+        conversation = hint.conversation or Conversation(upstream.model, run, prompt.scales)
         conversation.run = run
         self._conversations.add_turn(conversation, prompt.turn_hashes[-1])
         if session is not None:
@@ -344,7 +344,7 @@ class PrefixIndex:
                 return None
             conversation.run = run
         else:
-            conversation = Conversation(upstream.model, run)
+            conversation = Conversation(upstream.model, run, fingerprint.scales)
             for turn_hash in fingerprint.turn_hashes:
                 self._conversations.add_turn(conversation, turn_hash)
         self._conversations.latest[upstream.model].touch(conversation, len(self._runs))

@@ -33,6 +33,7 @@ from typing import Any, Final, Literal, NamedTuple
 import orjson
 from xxhash import xxh3_64_intdigest
 
+from proxy.cache.fingerprint import Scales, scales_of
 from proxy.upstream.endpoint_kinds import EndpointKind
 
 Role = Literal["tools", "system", "user", "assistant", "tool", "text"]
@@ -159,6 +160,7 @@ class Prompt:
     # that conversations share.
     first_own: int
     outline: Outline = field(repr=False)
+    scales: Scales  # Of the adapters that compute it.
     _name: int = field(repr=False)
     _hash: hashlib.blake2b = field(repr=False, compare=False)
     _owner: int = field(repr=False)
@@ -219,6 +221,7 @@ def read_prompt(
         xxh3_64_intdigest(parts[first]),
         max(0, first - earlier),
         outline,
+        scales_of(lora),
         name,
         hasher,
         0 if owner.is_alone else salt,
@@ -230,9 +233,10 @@ def toggle_model_name(turn_hash: int, model: str) -> int:
     return turn_hash ^ _name_hash(model)
 
 
-def session_hash(model: str, client: str, session: str) -> int:
-    """Hash a client's own name for a conversation; no other client can share it."""
-    return int.from_bytes(_new_hasher(orjson.dumps([model, client, session])).digest(), "big")
+def session_hash(model: str, client: str, session: str, scales: Scales = ()) -> int:
+    """Hash a client's own name for a conversation; no other client or adapter can share it."""
+    seed = [model, client, session, *([scales] if scales else [])]
+    return int.from_bytes(_new_hasher(orjson.dumps(seed)).digest(), "big")
 
 
 def part_hashes(parts: Iterable[Part]) -> tuple[int, ...]:

@@ -32,6 +32,7 @@ _CONVERSATIONS_MAX: Final = 64
 _HASH_BYTES: Final = 8
 _OF_ASSISTANT: Final = b"a"
 
+LORA: Final = "lora"
 _LEADING: Final = frozenset({"system", "developer"})
 # Members that shape the prompt rather than the answer.
 _KWARGS: Final = "chat_template_kwargs"
@@ -103,6 +104,8 @@ def _read(kind: EndpointKind, members: Mapping[str, Any]) -> _Prefix | None:
     """Return the prefix of a request, if it is long enough, and the first message behind it."""
     reader = _READERS.get(kind)
     found = reader(members) if reader else None
+    if found and members.get(LORA):  # of another adapter, it is another prefix
+        found = {**found[0], LORA: members[LORA]}, found[1]
     size_bytes = len(json_bytes(found[0])) if found else 0
     is_long = size_bytes // _TOKEN_BYTES >= _TOKENS_MIN
     return found if is_long and size_bytes <= _SIZE_MAX_BYTES else None

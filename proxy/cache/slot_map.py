@@ -374,8 +374,8 @@ class SlotMap:
             other.freed_tick > begun for other in self._slots if other.is_idle and other is not slot
         )
 
-    def mark_refreshed(self, slot: Slot) -> list[int]:
-        """Note that all other slots without a request are used at once; return their ids.
+    def mark_refreshed(self, slot: Slot) -> list[Slot]:
+        """Note that all other slots without a request are used at once; return them.
 
         Then the engine takes this slot next.
         """
@@ -387,7 +387,7 @@ class SlotMap:
             other.started_tick = other.freed_tick = now
             other.content = other.content._replace(task=None)
         slot.is_aimed = slot.is_reserved
-        return [other.id_slot for other in others]
+        return others
 
     def mark_sent(
         self,

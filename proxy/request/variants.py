@@ -19,6 +19,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from proxy.cache.fingerprint import lora_of
 from proxy.common.toml_types import Text, number
 from proxy.errors import BadRequest
 
@@ -50,7 +51,7 @@ def with_adapter(members: Mapping[str, Any], adapters: Adapters, name: str) -> d
     if given and name:
         raise BadRequest(f"the model's name chooses the adapter {name}; leave out {MEMBER}")
     scales = [adapter.scale if adapter.name == name else 0.0 for adapter in adapters]
-    return {**members, MEMBER: _complete_scales(given, adapters) if given else _scale_list(scales)}
+    return {**members, MEMBER: _complete_scales(given, adapters) if given else lora_of(scales)}
 
 
 def check_fixed(members: Mapping[str, Any], model: str) -> None:
@@ -76,7 +77,7 @@ def _complete_scales(given: object, adapters: Adapters) -> object:
         if place is None or isinstance(scale, bool) or not isinstance(scale, int | float):
             return given
         scales[place] = float(scale)
-    return _scale_list(scales) if isinstance(given, list) else given
+    return lora_of(scales) if isinstance(given, list) else given
 
 
 def _place(wanted: object, adapters: Adapters) -> int | None:
@@ -92,10 +93,6 @@ def _place(wanted: object, adapters: Adapters) -> int | None:
     if not isinstance(number, int) or isinstance(number, bool):
         return None
     return number if 0 <= number < len(adapters) else None
-
-
-def _scale_list(scales: Sequence[float]) -> list[dict[str, float]]:
-    return [{"id": at, "scale": scale} for at, scale in enumerate(scales)]
 
 
 SEPARATOR: Final = ":"

@@ -82,8 +82,8 @@ class QueuedRequest:
 
 
 def queue_entry(request: ProxyRequest, avoid: Collection[str], now_s: float) -> QueuedRequest:
-    name = request.session
-    session = session_hash(request.model, request.client, name) if name else None
+    name, scales = request.session, request.prompt.scales if request.prompt else ()
+    session = session_hash(request.model, request.client, name, scales) if name else None
     return QueuedRequest(request, now_s, avoid, session)
 
 

@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from proxy.cache.fingerprint import lora_of
 from proxy.cache.holders import Conversation, Run
 from proxy.cache.index import PrefixIndex
 from proxy.cache.miss_cause import (
@@ -237,7 +238,7 @@ class SlotSelector:
         if found.conversation is None:
             return await self._target_new(lease, slot_map, found)
         if reach == "by lru":
-            await refresh_slots(lease.upstream, slot_map.mark_refreshed(found), self._settings)
+            await self._refresh(lease, slot_map.mark_refreshed(found))
         return found
 
     async def _fill(self, lease: Lease, slot_map: SlotMap, slot: Slot) -> Slot:
@@ -295,9 +296,19 @@ class SlotSelector:
         await self._sync(lease, slot_map, slot)
         slot = slot_map.reserve_lru(slot)
         if slot.is_confirmed:
-            await refresh_slots(lease.upstream, [slot.id_slot], self._settings)
-            await refresh_slots(lease.upstream, slot_map.mark_refreshed(slot), self._settings)
+            await self._refresh(lease, [slot])
+            await self._refresh(lease, slot_map.mark_refreshed(slot))
         return slot
+
+    async def _refresh(self, lease: Lease, slots: Iterable[Slot]) -> None:
+        """Use idle slots, each with the adapters that computed its content."""
+        adapters = len(lease.request.prompt.scales) if lease.request.prompt else 0
+        contents = {slot.id_slot: slot.in_engine.conversation for slot in slots}
+        loras = {
+            id_slot: lora_of(held.scales if held and held.scales else (0.0,) * adapters)
+            for id_slot, held in contents.items()
+        }
+        await refresh_slots(lease.upstream, loras, self._settings)
 
     async def _sync(self, lease: Lease, slot_map: SlotMap, slot: Slot) -> None:
         began_at_s = lease.clock()
@@ -312,7 +323,8 @@ class SlotSelector:
         if not paused:
             return
         slots = [other.id_slot for other in paused if other.id_slot is not None]
-        await refresh_slots(lease.upstream, slots, self._settings)
+        # Prompts that adapters compute do not pause.
+        await refresh_slots(lease.upstream, dict.fromkeys(slots), self._settings)
         for other in paused:
             if other.slot:
                 slot_map.mark_used(other.slot)

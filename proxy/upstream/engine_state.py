@@ -9,7 +9,7 @@ exposition format 0.0.4.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -62,8 +62,14 @@ async def get_slots(
     return parse_slots(page.body)
 
 
-async def refresh_slots(upstream: Upstream, slots: Iterable[int], settings: ProxySettings) -> None:
+async def refresh_slots(
+    upstream: Upstream, slots: Mapping[int, object], settings: ProxySettings
+) -> None:
     """Use idle slots without changing their caches, so that another slot is least recently used.
+
+    `slots` are their ids, each with the `lora` of the requests that computed its content; None if
+    requests of the model have none. Without it, the engine would later take the content for what
+    no adapter computed; with another one, it drops the content.
 
     Failures are ignored; the engine then takes another slot than intended.
 
@@ -71,14 +77,16 @@ async def refresh_slots(upstream: Upstream, slots: Iterable[int], settings: Prox
     on build 10434.
     """
 
-    async def refresh(slot: int) -> None:
+    async def refresh(slot: int, lora: object) -> None:
         with suppress(ProxyError):
             members = {"prompt": [[]], "n_predict": 0, "id_slot": slot}
+            if lora:
+                members["lora"] = lora
             await _complete(upstream, members, settings, _REFRESH_TIMEOUT_S)
 
     async with asyncio.TaskGroup() as group:
-        for slot in slots:
-            group.create_task(refresh(slot))
+        for slot, lora in slots.items():
+            group.create_task(refresh(slot, lora))
 
 
 async def clear_slots(upstream: Upstream, settings: ProxySettings) -> None:

@@ -89,6 +89,7 @@ def turns(seed: int, conversation: int) -> Iterator[Turn]:
             hashes[1],
             1,
             NO_OUTLINE,
+            (),
             0,
             _NO_HASH,
             0,

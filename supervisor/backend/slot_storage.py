@@ -15,8 +15,8 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from proxy.cache.fingerprint import ConversationFingerprint
-from proxy.cache.shared_prefixes import SharedPrefix, shared_prefix
+from proxy.cache.fingerprint import ConversationFingerprint, scales_of
+from proxy.cache.shared_prefixes import LORA, SharedPrefix, shared_prefix
 from proxy.errors import BadRequest, ModelLoading, NotLoaded, ProxyError, Unavailable
 from proxy.observe.past import ForgottenConversation, StoredRequest
 from proxy.request.models import PrefillResult
@@ -91,13 +91,14 @@ class PrefixFiles(Part):
     async def _is_done(self, key: _Key, wanted: _Wanted) -> bool:
         """Make a file if an engine is idle; return whether nothing is left to do."""
         (model, blocks), (prompt, until_s) = key, wanted
+        its = ConversationFingerprint((), blocks, scales_of(prompt.body.get(LORA)))
         found = self._router.prefix_storing_instances(model, blocks)
         if time.monotonic() > until_s or self._has_file(found, blocks):
             return True
         for upstream in found:
             if self._router.activity(upstream.name).in_flight == 0:
                 with suppress(Preempted, ProxyError):
-                    await self._make(upstream, blocks, prompt)
+                    await self._make(upstream, its, prompt)
                     return True
         return not found
 
@@ -111,7 +112,9 @@ class PrefixFiles(Part):
                 return True
         return False
 
-    async def _make(self, upstream: Upstream, blocks: tuple[int, ...], prompt: WarmPrompt) -> None:
+    async def _make(
+        self, upstream: Upstream, its: ConversationFingerprint, prompt: WarmPrompt
+    ) -> None:
         """Compute a prefix and save its slot; a failure is not tried again.
 
         Raises Preempted if a client needs the slot, ProxyError if no slot was free.
@@ -128,14 +131,15 @@ class PrefixFiles(Part):
         async with self._router.background_lease(name) as is_preempted:
             await run_until_preempted(compute(), is_preempted)
             for slot in filter(None, filled):
-                await self._save(upstream, slot, blocks)
+                await self._save(upstream, slot, its)
 
-    async def _save(self, upstream: Upstream, slot: FilledSlot, blocks: tuple[int, ...]) -> None:
+    async def _save(
+        self, upstream: Upstream, slot: FilledSlot, its: ConversationFingerprint
+    ) -> None:
         id_slot, tokens, cached = slot
         if not self._storage.may_save(upstream.name, tokens * upstream.token_bytes):
             return
-        fingerprint = ConversationFingerprint((), blocks)
-        saved = await self._storage.save(upstream.name, id_slot, tokens, fingerprint)
+        saved = await self._storage.save(upstream.name, id_slot, tokens, its)
         if saved:
             self._emit(
                 "prefix.saved",

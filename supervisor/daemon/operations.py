@@ -26,6 +26,7 @@ from supervisor.errors import CorralError, HistoryUnavailable, NoSuchRequest, Se
 from supervisor.experiments import capture_lines
 from supervisor.experiments.canaries import Canary
 from supervisor.fleet import cache_commands
+from supervisor.fleet.launches import with_scales
 from supervisor.fleet.model import Replica
 from supervisor.fleet.reload import ReloadResult
 from supervisor.records.store import QUESTIONS
@@ -116,6 +117,8 @@ class DaemonService:
         self, model: str, body: dict[str, Any]
     ) -> asyncio.Task[list[messages.WarmedInstance] | CorralError]:
         prompt = warm_prompt(model, body)
+        if found := self._fleet.models.get(model):
+            prompt = with_scales(prompt, found.entry.loras)
         replicas = self._fleet.selected_replicas([model])
 
         async def warm() -> list[messages.WarmedInstance] | CorralError:

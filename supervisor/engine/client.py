@@ -17,6 +17,7 @@ from typing import Any, Final, Self
 import aiohttp
 import orjson
 
+from proxy.cache.fingerprint import Scales, lora_of
 from proxy.upstream.engine_state import SlotState, parse_slots, plain_values
 from proxy.upstream.http1 import InvalidEvent, Splitter, members_of
 
@@ -256,9 +257,14 @@ async def restore(
     return await _transfer(client, id_slot, "restore", filename, ("n_restored", "n_read"))
 
 
-async def refresh_slot(client: EngineClient, id_slot: int) -> None:
-    """Make a slot the latest used one, by a request of no tokens; ignores a rejection."""
-    await client.post("/completion", {"prompt": [[]], "n_predict": 0, "id_slot": id_slot})
+async def refresh_slot(client: EngineClient, id_slot: int, scales: Scales = ()) -> None:
+    """Make a slot the latest used one, by a request of no tokens; ignores a rejection.
+
+    The slot's content stays, unless other adapters than those of `scales` computed it; these are
+    the slot's adapters from then on, also for what is restored into it.
+    """
+    body: dict[str, Any] = {"prompt": [[]], "n_predict": 0, "id_slot": id_slot}
+    await client.post("/completion", {**body, "lora": lora_of(scales)} if scales else body)
 
 
 async def cached_tokens(

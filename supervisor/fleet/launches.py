@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from proxy.errors import BadRequest
 from proxy.request.variants import Adapter, with_adapter
 from supervisor.builds.discover import Engine
 from supervisor.builds.help import FlagValue
@@ -17,7 +18,7 @@ from supervisor.engine import prompts
 from supervisor.engine.client import Endpoint
 from supervisor.engine.launch import Launch, clean_environment, process_tag
 from supervisor.engine.prompts import LearnedPrompts, WarmPrompt
-from supervisor.errors import CorralError, ModelInvalid
+from supervisor.errors import CorralError, ModelInvalid, SettingsInvalid
 from supervisor.models import metadata, model_lookup
 from supervisor.models.local_stores import Root
 from supervisor.models.metadata import Gguf
@@ -214,11 +215,8 @@ class Launches:
         table = self._models[model]
         learned = self.learned.prompts(model) if table.learn_prompts else []
         found = (*map(prompts.read, table.warm_prompts), *learned)
-        if adapters := adapters_of(loras_of(table.loras)):
-            found = tuple(
-                replace(prompt, body=with_adapter(prompt.body, adapters, "")) for prompt in found
-            )
-        return found
+        adapters = loras_of(table.loras)
+        return tuple(with_scales(prompt, adapters) for prompt in found)
 
     def _endpoint(self, engine: Engine, instance: str) -> Endpoint:
         socket = self._directories.engine_socket(instance) if unix_sockets(engine) else None
@@ -227,6 +225,19 @@ class Launches:
 
 def adapters_of(found: Mapping[str, LoraSettings]) -> tuple[Adapter, ...]:
     return tuple(Adapter(name, lora.scale) for name, lora in found.items())
+
+
+def with_scales(prompt: WarmPrompt, adapters: Mapping[str, LoraSettings]) -> WarmPrompt:
+    """Return a prompt with a scale for each adapter of its model, 0 for those that it omits.
+
+    Raises SettingsInvalid: it names an unknown adapter.
+    """
+    if not adapters:
+        return prompt
+    try:
+        return replace(prompt, body=with_adapter(prompt.body, adapters_of(adapters), ""))
+    except BadRequest as error:
+        raise SettingsInvalid(f"the prompt {prompt.name}: {error.message}") from error
 
 
 def _argv(plan: Plan, endpoint: Endpoint, rpc: str | None = None) -> tuple[str, ...]:

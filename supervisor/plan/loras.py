@@ -6,7 +6,7 @@ relative path in its own working directory, not in the user's.
 An engine loads all adapters of `[models.NAME.loras]` with scale 0, so that requests that name none,
 such as health checks, are computed without. The prompt cache in main memory is then off, because
 the engine finds prompts by their tokens, no matter which adapter computed them (build 10434: it
-reused 145 of 146 tokens of another adapter's prompt, and the text differed).
+reused 145 of 146 tokens of another adapter's prompt, and the text differed). Slot files replace it.
 """
 
 from __future__ import annotations
@@ -72,6 +72,12 @@ def _file_flag(name: str) -> Flag | None:
 
 def _is_scaled(flag: Flag) -> bool:
     return flag.hint is not None and flag.hint.startswith("FNAME:SCALE")
+
+
+def files_of(option: str, value: str) -> list[Path]:
+    """Return the files that the value of an option names, without their scales."""
+    flag = _file_flag(option)
+    return _paths(value, flag) if flag else []
 
 
 def _paths(value: str, flag: Flag) -> list[Path]:

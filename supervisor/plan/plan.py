@@ -26,6 +26,7 @@ from supervisor.plan.auto import PlanInputs, ThreadSpeeds, cache_count, ctx_slot
 from supervisor.plan.context import Chosen, Embedding, embedding
 from supervisor.plan.draft import Draft, offered_types
 from supervisor.plan.estimate import Estimate, MemoryInputs, estimate
+from supervisor.plan.loras import SCALED
 from supervisor.plan.profile import Profile
 from supervisor.plan.render import OmittedFlag, RenderedFlag, canonical, render
 from supervisor.plan.resolve import (
@@ -125,6 +126,11 @@ class Plan:
     @property
     def embedding(self) -> Embedding | None:
         return embedding(self.gguf, self.memory_inputs.chosen)
+
+    @property
+    def has_chosen_adapters(self) -> bool:
+        """Whether each request gives the scales of its adapters (`[models.NAME.loras]`)."""
+        return any(line.flag == f"--{SCALED}" and line.origin == CORRAL for line in self.lines)
 
     @property
     def has_own_slots(self) -> bool:

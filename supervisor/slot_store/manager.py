@@ -177,7 +177,7 @@ class SlotManager:
         if found is None or is_paused or not _fits(task, found.manifest):
             return None
         try:
-            read = await restore_file(task, client, found.manifest, id_slot)
+            read = await restore_file(task, client, found, id_slot)
         except EngineUnreachable as error:
             if task.files.catalogue.get(name):  # otherwise its quarantine was reported
                 task.emit_restore_failed(error)

@@ -20,7 +20,8 @@ from typing import Any, Final
 from proxy.cache.fingerprint import decode_fingerprint
 from supervisor.errors import NoSuchConversation
 from supervisor.plan.kv_cache import state_bytes
-from supervisor.plan.plan import Plan
+from supervisor.plan.loras import files_of
+from supervisor.plan.plan import Plan, PlanLine
 from supervisor.system.files import is_regular
 
 FORMAT: Final = 3
@@ -133,9 +134,7 @@ class Manifest:
 
 def cache_key(plan: Plan) -> CacheKey:
     """Return the cache key of a plan; reads the metadata of the files in its options."""
-    words = (
-        " ".join(filter(None, (line.flag, _with_file_stamp(line.value)))) for line in plan.lines
-    )
+    words = (" ".join(filter(None, (line.flag, _with_file_stamps(line)))) for line in plan.lines)
     engine_bytes = plan.engine.path.stat().st_size if plan.engine.path.is_file() else 0
     # A recurrent state does not depend on the number of slots.
     without = _WITHOUT_EFFECT if any(plan.gguf.kv_heads) else _WITHOUT_EFFECT | {_SLOTS}
@@ -187,12 +186,15 @@ def _check(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _with_file_stamp(value: str | None) -> str | None:
-    """Return an option's value, with size and date if it names a file."""
-    if value is None or "/" not in value or not is_regular(Path(value)):
+def _with_file_stamps(line: PlanLine) -> str | None:
+    """Return an option's value, with size and date of each file that it names."""
+    value = line.value
+    if value is None or "/" not in value:
         return value
-    found = Path(value).stat()
-    return f"{value} ({found.st_size} bytes, {found.st_mtime_ns})"
+    paths = files_of(line.flag.lstrip("-"), value) or [Path(value)]
+    found = [path.stat() for path in paths if is_regular(path)]
+    stamps = "; ".join(f"{file.st_size} bytes, {file.st_mtime_ns}" for file in found)
+    return f"{value} ({stamps})" if found else value
 
 
 # The turns of each file, by its name.

@@ -10,7 +10,6 @@ from typing import Final
 from proxy.cache.fingerprint import ConversationFingerprint
 from proxy.upstream.engine_state import SlotState
 from supervisor.builds.help import has_draft_cache
-from supervisor.plan.loras import SCALED
 from supervisor.plan.plan import Plan
 from supervisor.slot_store.file_index import CataloguedFile, is_prefix
 from supervisor.slot_store.manifest import CacheKey, Manifest
@@ -146,8 +145,6 @@ def _reason_in_options(plan: Plan) -> str | None:
     chosen = plan.memory_inputs.chosen
     if chosen.get("embedding") or chosen.get("rerank"):
         return "it serves no conversations"
-    if SCALED in chosen and "lora-init-without-apply" in chosen:
-        return "a saved conversation does not tell with which adapter it was computed"
     has_host_cache = chosen.get("cache-ram") != 0
     # No file has the cache of the draft model. Without it, the engine responds with 500 to a
     # conversation that it finds in cache-ram (build 10434).

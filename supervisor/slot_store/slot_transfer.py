@@ -103,10 +103,14 @@ async def write(
     fingerprint: ConversationFingerprint,
     used_at: datetime,
 ) -> SpooledFile | None:
-    """Have the engine write a slot; None if it refused.
+    """Have the engine write a slot; None if it refused, or if its adapters are unknown.
 
     Raises EngineUnreachable, and OSError or AccessDenied without a spool directory.
     """
+    text = fingerprint.to_ascii()
+    text = text if len(text) <= _FINGERPRINT_MAX_CHARACTERS else ""
+    if task.plan.has_chosen_adapters and not (text and fingerprint.scales):
+        return None
     spooled = task.spool() / f"{secrets.token_hex(8)}.new"
     try:
         written = await client_module.save(client, id_slot, spooled.name)
@@ -121,7 +125,6 @@ async def write(
             problem = f"its engine does not save them: {detail}"
             task.store.outcomes.set(task.key, RestoreOutcome(task.model, problem=problem))
         return None
-    text = fingerprint.to_ascii()
     manifest = Manifest(
         name=spooled.stem,
         model=task.model,
@@ -132,7 +135,7 @@ async def write(
         tokens=written.tokens,
         tokens_sha256="",
         ctx_slot=task.ctx_slot,
-        fingerprint=text if len(text) <= _FINGERPRINT_MAX_CHARACTERS else "",
+        fingerprint=text,
         saved_at=datetime.now(tz=UTC),
         used_at=used_at,
     )
@@ -147,7 +150,7 @@ _TIMEOUT_S: Final = 30.0
 
 
 async def uses_restored(
-    task: SlotTask, client: EngineClient, manifests: Sequence[Manifest], id_slot: int
+    task: SlotTask, client: EngineClient, files: Sequence[CataloguedFile], id_slot: int
 ) -> bool:
     """Return whether restored slots work, if known; empties the slot. Raises EngineUnreachable."""
     if known := task.store.outcomes.get(task.key):
@@ -156,7 +159,7 @@ async def uses_restored(
     try:
         with suppress(TimeoutError):
             async with asyncio.timeout(_TIMEOUT_S):
-                outcome = await _try_restore(task, client, manifests, id_slot)
+                outcome = await _try_restore(task, client, files, id_slot)
     except EngineUnreachable:
         outcome = RestoreOutcome(task.model, problem=_ENDED)
         raise
@@ -174,12 +177,12 @@ def note_outcome(task: SlotTask, outcome: RestoreOutcome) -> None:
 
 
 async def _try_restore(
-    task: SlotTask, client: EngineClient, manifests: Sequence[Manifest], id_slot: int
+    task: SlotTask, client: EngineClient, files: Sequence[CataloguedFile], id_slot: int
 ) -> RestoreOutcome | None:
     """Try the shortest conversation without pictures; None if there is none."""
-    for manifest in sorted(manifests, key=attrgetter("tokens")):
-        tokens = await asyncio.to_thread(_text, task, manifest)
-        if tokens and await restore_file(task, client, manifest, id_slot):
+    for entry in sorted(files, key=attrgetter("file.tokens")):
+        tokens = await asyncio.to_thread(_text, task, entry.manifest)
+        if tokens and await restore_file(task, client, entry, id_slot):
             found = await client_module.cached_tokens(client, id_slot, (*tokens, tokens[-1]))
             await client_module.erase(client, id_slot)
             model = task.model
@@ -216,8 +219,11 @@ async def restore(
     restored += [entry.manifest for entry in filled.values()]
     if filled and needs_refresh(task.plan):
         empty = [id_slot for id_slot in fill_order(found) if id_slot not in filled]
-        for id_slot in (*empty[:1], *reversed(filled)):
+        for id_slot in empty[:1]:
             await client_module.refresh_slot(client, id_slot)
+        for id_slot in reversed(filled):
+            scales = filled[id_slot].file.fingerprint.scales
+            await client_module.refresh_slot(client, id_slot, scales)
     after = await client_module.get_slots(client)
     if isinstance(after, ErrorResponse):
         return []
@@ -229,12 +235,11 @@ async def _fill(
 ) -> dict[int, CataloguedFile]:
     """Restore the latest conversations, if the engine uses restored slots; return them by slot."""
     empty, filled = fill_order(found), dict[int, CataloguedFile]()
-    chosen = [entry.manifest for entry in _to_restore(task, found)]
-    if not await uses_restored(task, client, chosen, empty[0]):
+    if not await uses_restored(task, client, _to_restore(task, found), empty[0]):
         return {}
     for entry in _to_restore(task, found):  # some may be invalid
         try:
-            is_filled = await restore_file(task, client, entry.manifest, empty[0])
+            is_filled = await restore_file(task, client, entry, empty[0])
         except OSError as error:  # a full spool, which may have room for the next file
             task.emit_restore_failed(error)
             continue
@@ -281,13 +286,26 @@ def _to_restore(task: SlotTask, found: Sequence[SlotState]) -> list[CataloguedFi
 
 
 async def restore_file(
-    task: SlotTask, client: EngineClient, manifest: Manifest, id_slot: int
+    task: SlotTask, client: EngineClient, entry: CataloguedFile, id_slot: int
 ) -> SlotFileInfo | None:
     """Verify a file and fill a slot from it; None if that failed.
 
     The duration includes both. A file that cannot be used, or during whose read the engine ended,
     is quarantined, with an event. Raises as `restore`.
     """
+    if task.plan.has_chosen_adapters:
+        # An engine takes what it restores for content of the adapters that the slot has, and drops
+        # it for a request with others.
+        scales = entry.file.fingerprint.scales
+        if not scales:
+            return None
+        await client_module.refresh_slot(client, id_slot, scales)
+    return await _read_file(task, client, entry.manifest, id_slot)
+
+
+async def _read_file(
+    task: SlotTask, client: EngineClient, manifest: Manifest, id_slot: int
+) -> SlotFileInfo | None:
     link: Path | None = None
     spool, began_at_s = task.spool(), time.monotonic()
     try:

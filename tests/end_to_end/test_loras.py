@@ -22,12 +22,19 @@ flags = {{ parallel = 1, ctx-size = 2048, threads = 1 }}
 legal = "{path}/legal.gguf"
 poet = {{ path = "{path}/poet.gguf", scale = 0.8 }}
 
+# Two slots, so that a new conversation may get that of another adapter.
+[models.pair]
+path = "{path}/chat.gguf"
+flags = {{ parallel = 2, ctx-size = 4096, threads = 1 }}
+[models.pair.loras]
+legal = "{path}/legal.gguf"
+
 # The same adapter for every request, as a measure.
 [models.fixed]
 path = "{path}/chat.gguf"
 flags = {{ lora = "{path}/legal.gguf", parallel = 1, ctx-size = 2048, threads = 1 }}
 """
-TEXT = "the user in the system of the assistant on an error " * 8
+TEXT = "the user in the system of the assistant on an error " * 12  # more than 256 tokens
 
 Reply = tuple[str, int]
 
@@ -50,9 +57,9 @@ def ask(corral: CorralCli, page: str, **body: Any) -> Any:
         return json.load(response)
 
 
-def chat(corral: CorralCli, model: str, **members: Any) -> Reply:
+def chat(corral: CorralCli, model: str, *more: str, **members: Any) -> Reply:
     """Return the text, and how many tokens of the prompt were cached."""
-    messages = [{"role": "user", "content": TEXT}]
+    messages = [{"role": "user", "content": text} for text in (TEXT, *more)]
     body = {"model": model, "messages": messages, "max_tokens": 12, "temperature": 0, **members}
     answer = ask(corral, "/v1/chat/completions", **body)
     return answer["choices"][0]["message"]["content"], answer["timings"]["cache_n"]
@@ -102,7 +109,7 @@ def test_a_request_may_give_scales_and_models_of_its_own_are_listed(adapted: Cor
     assert half[1] == 0
     with urllib.request.urlopen(f"{adapted.url}/v1/models", timeout=60) as listed:
         entries = {entry["id"]: entry for entry in json.load(listed)["data"]}
-    assert list(entries) == ["chat", "chat+legal", "chat+poet", "fixed"]
+    assert list(entries) == ["chat", "chat+legal", "chat+poet", "pair", "pair+legal", "fixed"]
     assert entries["chat+legal"]["variant_of"] == "chat"
     with pytest.raises(urllib.error.HTTPError) as refused:
         chat(adapted, "chat+novel")
@@ -118,3 +125,39 @@ def test_a_request_gives_no_scales_to_an_adapter_of_all_requests(adapted: Corral
         assert answer.code == 400
         assert "leave out lora" in answer.read().decode()
     assert chat(adapted, "fixed")[0] == text
+
+
+def test_a_conversation_does_not_begin_with_what_another_adapter_left_in_a_slot(
+    adapted: CorralCli,
+) -> None:
+    fresh = chat(adapted, "pair", "an error", cache_prompt=False)[0]
+    chat(adapted, "pair", "the user")
+    chat(adapted, "pair+legal", "an error")
+    chat(adapted, "pair", "the system")  # it shares its beginning with the first
+    assert chat(adapted, "pair", "an error")[0] == fresh
+
+
+def test_a_saved_conversation_is_restored_for_its_own_adapter_alone(adapted: CorralCli) -> None:
+    half = [{"name": "legal", "scale": 0.5}]
+    legal = chat(adapted, "pair+legal")[0]
+    adapted.ok("restart", "pair")
+    text, cached = chat(adapted, "pair+legal")
+    assert text == legal
+    assert cached > 256
+    adapted.ok("restart", "pair")
+    found = {
+        "base": chat(adapted, "pair"),
+        "half": chat(adapted, "pair", lora=half),
+        "legal": chat(adapted, "pair+legal")[0],
+    }
+    base = chat(adapted, "pair", cache_prompt=False)[0]
+    other = chat(adapted, "pair", cache_prompt=False, lora=half)[0]
+    assert found == {"base": (base, 0), "half": (other, 0), "legal": legal}
+    assert len({base, other, legal}) == 3
+
+
+def test_a_prefilled_prompt_uses_nothing_that_an_adapter_computed(adapted: CorralCli) -> None:
+    chat(adapted, "chat+legal")
+    path = adapted.root / "prompt.json"
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": TEXT}]}))
+    assert "0 already cached" in adapted.ok("warm", "chat", str(path))

@@ -246,6 +246,8 @@ def test_a_prompt_without_end_is_bounded() -> None:
 def test_a_session_is_one_clients_own() -> None:
     assert session_hash("chat", "ann", "s") == session_hash("chat", "ann", "s")
     assert len({session_hash("chat", who, "s") for who in ("ann", "bob")}) == 2
+    scales = ((), (0.0,), (1.0,), (0.5,))
+    assert len({session_hash("chat", "ann", "s", of) for of in scales}) == 4
 
 
 def test_a_block_is_so_many_tokens() -> None:

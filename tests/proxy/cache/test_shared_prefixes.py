@@ -52,6 +52,17 @@ def test_the_third_conversation_that_begins_alike_tells_of_it_and_each_third_fro
     assert found[2].tokens >= len(LONG) // 4
 
 
+def test_a_prefix_is_one_of_its_adapters() -> None:
+    openings, lora = SharedPrefixes(), [{"id": 0, "scale": 1.0}]
+    bodies = [chat(f"question {at}", **more) for at in range(3) for more in ({}, {"lora": lora})]
+    base, adapted = seen(*bodies, openings=openings)[-2:]
+    assert base
+    assert adapted
+    assert base.body == {"messages": [SYSTEM]}
+    assert adapted.body == {"messages": [SYSTEM], "lora": lora}
+    assert set(base.blocks).isdisjoint(adapted.blocks)
+
+
 def test_further_turns_and_other_ways_to_write_the_same_begin_no_conversation() -> None:
     openings = SharedPrefixes()
     first = chat("one")

@@ -199,7 +199,7 @@ def test_slots_used_at_once_are_found_in_any_order() -> None:
         conversation_in(slot_map, conversation, tokens)
     tracked = slot_map.reserve("turn", chat("c"), NOW_S)
     assert tracked
-    assert slot_map.mark_refreshed(tracked) == [0, 2, 3]
+    assert [slot.id_slot for slot in slot_map.mark_refreshed(tracked)] == [0, 2, 3]
     slot_map.mark_sent(tracked, is_named=True)
     slot_map.release("turn", NOW_S)
     slot_map.set_conversation(tracked, chat("c"), 60)
@@ -220,7 +220,7 @@ def test_slots_in_use_are_not_passed_by() -> None:
     slot_map.mark_sent(runs, is_named=True)
     tracked = slot_map.reserve(object(), chat("a"), NOW_S)
     assert tracked
-    assert slot_map.mark_refreshed(tracked) == [0]
+    assert [slot.id_slot for slot in slot_map.mark_refreshed(tracked)] == [0]
 
 
 def test_what_came_after_the_last_task_began_is_not_put_aside_yet() -> None:
@@ -245,7 +245,7 @@ def test_who_is_led_gets_the_oldest_slot_whose_number_is_sure() -> None:
     led = slot_map.reserve_lru(new)
     assert (led.id_slot, led.is_confirmed, led.holder, led.conversation) == (0, True, "new", None)
     assert new.holder is None
-    assert slot_map.mark_refreshed(led) == [2, 1]
+    assert [slot.id_slot for slot in slot_map.mark_refreshed(led)] == [2, 1]
     assert not slot_map.has_unsaved(led)
 
 

@@ -98,9 +98,24 @@ def test_a_model_without_a_kv_cache_has_the_same_state_for_any_number_of_slots()
     assert cache_key(replace(two, gguf=mamba)) == cache_key(replace(four, gguf=mamba))
 
 
-def test_an_adapter_that_was_replaced_is_another_one(tmp_path: Path) -> None:
-    adapter = tmp_path / "a.gguf"
-    adapter.write_bytes(b"one")
-    before = cache_key(plan(("--lora", str(adapter))))
-    adapter.write_bytes(b"other")
-    assert cache_key(plan(("--lora", str(adapter)))) != before
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--lora", "{0}"),
+        ("--lora", "{1},{0}"),
+        ("--lora-scaled", "{1}:1,{0}:0.5"),
+        ("--control-vector", "{0}"),
+        ("--control-vector-scaled", "{0}:0.5,{1}:1"),
+    ],
+)
+def test_an_adapter_that_was_replaced_is_another_one(
+    tmp_path: Path, option: str, value: str
+) -> None:
+    adapters = [tmp_path / "a.gguf", tmp_path / "b.gguf"]
+    for adapter in adapters:
+        adapter.write_bytes(b"one")
+    ours = plan((option, value.format(*adapters)))
+    before = cache_key(ours)
+    assert cache_key(ours) == before
+    adapters[0].write_bytes(b"other")
+    assert cache_key(ours) != before
