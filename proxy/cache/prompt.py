@@ -199,23 +199,24 @@ def read_prompt(
     messages, parts = zip(*numbered, strict=True)
     sizes_bytes = tuple(map(len, parts))
     size_bytes = sum(sizes_bytes)
-    outline = NO_OUTLINE._replace(sizes_bytes=sizes_bytes)
+    outline = Outline((), sizes_bytes, (), b"")
     if size_bytes >= _OUTLINED_MIN_BYTES:
         labels = bytes([part[0] for part in parts]) if kind in _CONVERSATIONS else b""
         outline = Outline(part_hashes(parts), sizes_bytes, messages, labels)
-    lora, earlier = members.get("lora"), max(0, len(parts) - _TURNS_MAX)
-    salt = _name_hash(f"\0{owner.name}") if owner.name else 0
-    name = _name_hash(model) ^ salt
-    hasher = _new_hasher(orjson.dumps(lora))
+    lora = members.get("lora")
+    # A client's `lora` may be long, so its seeds are not kept.
+    seeds = _seeds if lora is None else _new_seeds
+    chain, salt, hasher = seeds(model, owner, lora)
+    name, earlier = _name_hash(model) ^ salt, max(0, len(parts) - _TURNS_MAX)
+    hasher = hasher.copy()
     hasher.update(b"".join(parts[:earlier]))
     turn_hashes = []
     for part in parts[earlier:]:
         hasher.update(part)
         turn_hashes.append(int.from_bytes(hasher.digest(), "big") ^ name)
     first = next((at for at, part in enumerate(parts) if part.startswith(_OF_USER)), 0)
-    seed = [model, lora, owner.name] if owner.is_alone else [model, lora]
     return Prompt(
-        _blocks(xxh3_64_intdigest(orjson.dumps(seed)), b"".join(parts)[:_CUT_BYTES]),
+        _blocks(chain, b"".join(parts)[:_CUT_BYTES]),
         tuple(turn_hashes),
         max(1, size_bytes // _TOKEN_BYTES),
         xxh3_64_intdigest(parts[first]),
@@ -226,6 +227,16 @@ def read_prompt(
         hasher,
         0 if owner.is_alone else salt,
     )
+
+
+def _new_seeds(model: str, owner: CacheOwner, lora: object) -> tuple[int, int, hashlib.blake2b]:
+    """Return the seeds of the blocks, of the owner and of the turns."""
+    seed = [model, lora, owner.name] if owner.is_alone else [model, lora]
+    salt = _name_hash(f"\0{owner.name}") if owner.name else 0
+    return xxh3_64_intdigest(orjson.dumps(seed)), salt, _new_hasher(orjson.dumps(lora))
+
+
+_seeds: Final = lru_cache(maxsize=256)(_new_seeds)
 
 
 def toggle_model_name(turn_hash: int, model: str) -> int:

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
+from itertools import compress
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Final
 
@@ -124,10 +126,12 @@ def for_upstream(fields: _Fields) -> CIMultiDict[str]:
         named = {name.strip() for name in ",".join(fields.getall("Connection")).lower().split(",")}
         if not named - dropped <= {"close"}:
             dropped |= named
+    items = fields.items()
+    are_passed = _are_passed(tuple(map(itemgetter(0), items)), dropped)
     passed = [
         (name, value)
-        for name, value in fields.items()
-        if not _is_dropped(name, dropped) and len(name) + len(value) <= _FIELD_MAX_CHARACTERS
+        for name, value in compress(items, are_passed)
+        if len(name) + len(value) <= _FIELD_MAX_CHARACTERS
     ]
     return CIMultiDict(passed[:_FIELDS_MAX])
 
@@ -162,8 +166,8 @@ def _media_type(fields: _Fields) -> str:
     return fields.get("Content-Type", "").partition(";")[0].strip().lower()
 
 
-# Clients send the same few names again and again.
-@lru_cache(maxsize=1024)
-def _is_dropped(name: str, dropped: frozenset[str]) -> bool:
-    lower = name.lower()
-    return lower in dropped or lower.startswith(_NEVER)
+# Clients send the same names again and again.
+@lru_cache(maxsize=128)
+def _are_passed(names: tuple[str, ...], dropped: frozenset[str]) -> list[bool]:
+    lower = map(str.lower, names)
+    return [name not in dropped and not name.startswith(_NEVER) for name in lower]

@@ -158,9 +158,10 @@ class Metrics:
         instances = router.instances()
         for instance in instances:
             self._counters.begin(instance.upstream.model, instance.upstream.name)
-        yield from self._requests(instances, in_flight)
+        counts = self._counters.counts
+        yield from self._requests(instances, in_flight, counts)
         for name in COUNTERS:
-            yield _counter(name, self._counters.counts[name])
+            yield _counter(name, counts[name])
         failures: _Values = {(task,): count for task, count in FAILURES.counts.items()}
         yield _counter("task_failures", failures)
         yield from cache_metrics(router)
@@ -176,9 +177,12 @@ class Metrics:
         yield from self._process.collect()
 
     def _requests(
-        self, instances: Iterable[InstanceStats], requests: Iterable[InFlightRequest]
+        self,
+        instances: Iterable[InstanceStats],
+        requests: Iterable[InFlightRequest],
+        counts: Mapping[str, Mapping[tuple[str, ...], int]],
     ) -> Iterator[Metric]:
-        labels_of, counts = self._counters.labels_of, self._counters.counts
+        labels_of = self._counters.labels_of
         upstreams = (instance.upstream for instance in instances)
         in_flight = Counter({labels_of(upstream.model, upstream.name): 0 for upstream in upstreams})
         records = (request.record for request in requests)

@@ -271,9 +271,9 @@ class Forward:
         request, upstream = lease.request, lease.upstream
         is_cache_off = lease.is_cache_off and request.kind.generates
         body = plan.with_slot(lease.id_slot, is_cache_off=is_cache_off)
-        headers = request.headers.copy()
-        headers["X-Request-Id"] = request.request_id
-        sent = UpstreamRequest(request.method, request.path, request.query, headers, body)
+        sent = UpstreamRequest(
+            request.method, request.path, request.query, request.headers, body, request.request_id
+        )
         if node := upstream.node:
             sent = await readdress(sent, node, request)
         lease.is_reported = False
@@ -310,7 +310,9 @@ async def readdress(
     elif request.adapter:
         node = replace(node, model=f"{node.model}{variants.MARK}{request.adapter}")
     if request.owner.is_alone and node.takes_keep_alive:  # another llama-corral
-        upstream_request.headers[CACHE_OWNER] = request.owner.digest
+        headers = upstream_request.headers.copy()
+        headers[CACHE_OWNER] = request.owner.digest
+        upstream_request = replace(upstream_request, headers=headers)
     # The ids of adapters are those of this machine.
     omitted = () if request.adapter is None else (variants.MEMBER,)
     options = node, request.form, request.priority, omitted, request.keep_alive_s

@@ -275,8 +275,8 @@ class PrefillChunks:
     async def _post(self, path: str, body: bytes) -> Mapping[str, Any] | None:
         """Return the members of a successful answer, else None."""
         lease = self._lease
-        headers = CIMultiDict({"Content-Type": JSON, "X-Request-Id": lease.request.request_id})
-        upstream_request = UpstreamRequest("POST", path, "", headers, body)
+        headers, request_id = CIMultiDict({"Content-Type": JSON}), lease.request.request_id
+        upstream_request = UpstreamRequest("POST", path, "", headers, body, request_id)
         try:
             page = await fetch(
                 lease.upstream, upstream_request, self._settings, _STEP_TIMEOUT_S, _ANSWER_MAX_BYTES

@@ -114,67 +114,109 @@ class Histogram:
         self.total += value
 
 
+class _Row(Counter[str]):
+    """The counts of one instance by name, and its histograms; those without a value are missing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.histograms: dict[str, Histogram] = {}
+
+    def add_times(self, fields: Mapping[str, Any]) -> None:
+        for name, ms in _times(fields):
+            if ms is not None:
+                if (histogram := self.histograms.get(name)) is None:
+                    histogram = self.histograms[name] = Histogram(HISTOGRAMS[name])
+                histogram.add(ms / 1000)
+
+
 class RequestCounters:
     """Counts since the start, by name and label values."""
 
     def __init__(self) -> None:
-        self.counts: dict[str, Counter[_Key]] = {name: Counter() for name in COUNTERS}
-        self.histograms: dict[str, dict[_Key, Histogram]] = {name: {} for name in HISTOGRAMS}
+        self._rows: dict[_Key, _Row] = {}
+        # Counters with other labels.
+        self._others = {"requests_rejected": Counter[_Key](), "fallbacks": Counter[_Key]()}
         self._models = _Names(_MODELS_MAX)
         self._instances = _Names(_INSTANCES_MAX)
 
+    @property
+    def counts(self) -> Mapping[str, Counter[_Key]]:
+        found = {name: Counter[_Key]() for name in COUNTERS} | self._others
+        for key, row in self._rows.items():
+            for name, count in row.items():
+                found[name][key] = count
+        return found
+
+    @property
+    def histograms(self) -> Mapping[str, Mapping[_Key, Histogram]]:
+        return {
+            name: {key: row.histograms[name] for key, row in rows if name in row.histograms}
+            for rows in [self._rows.items()]
+            for name in HISTOGRAMS
+        }
+
     def observe(self, event: str, fields: Mapping[str, Any]) -> None:
         """Count an event; unknown events are ignored."""
-        match event:
-            case "request.finished":
-                self._end(fields)
-            case "request.rejected":
-                labels = (self._models[fields["model"]], fields["code"])
-                self.counts["requests_rejected"][labels] += 1
-            case "upstream.failed":
-                key = self.labels_of(fields["model"], fields["instance"])
-                self.counts["upstream_failures"][key] += 1
+        if event == "request.finished":
+            self._end(fields)
+        elif event == "request.rejected":
+            labels = (self._models[fields["model"]], fields["code"])
+            self._others["requests_rejected"][labels] += 1
+        elif event == "upstream.failed":
+            self._row(fields["model"], fields["instance"])["upstream_failures"] += 1
 
     def begin(self, model: str, instance: str) -> None:
         """Start an instance's counters at 0: Prometheus ignores an increase to a first value."""
-        key = self.labels_of(model, instance)
+        row = self._row(model, instance)
         for name in COUNTERS:
             if families()[name][0] == BY_INSTANCE:
-                self.counts[name].setdefault(key, 0)
-        for name in HISTOGRAMS:
-            self._histogram(name, key)
+                row.setdefault(name, 0)
+        for name, bounds in HISTOGRAMS.items():
+            row.histograms.setdefault(name, Histogram(bounds))
 
     def labels_of(self, model: str | None, instance: str | None) -> _Key:
         return self._models[model], self._instances[instance]
 
+    def _row(self, model: str | None, instance: str | None) -> _Row:
+        key = self.labels_of(model, instance)
+        row = self._rows.get(key)
+        return self._rows.setdefault(key, _Row()) if row is None else row
+
     def _end(self, fields: Mapping[str, Any]) -> None:
-        counts, status = self.counts, fields["status"]
-        key = self.labels_of(fields["model"], fields["instance"])
+        row, status = self._row(fields["model"], fields["instance"]), fields["status"]
         # A 4xx of the engine is a complete response.
         outcome = "requests_failed" if status >= 500 else "requests_finished"
-        counts["requests_cancelled" if status == CLIENT_GONE else outcome][key] += 1
-        if fields["attempts"] > 1:
-            counts["retries"][key] += fields["attempts"] - 1
+        row["requests_cancelled" if status == CLIENT_GONE else outcome] += 1
+        if (attempts := fields["attempts"]) > 1:
+            row["retries"] += attempts - 1
         if continued := fields.get("continued"):
-            counts["continued_answers"][key] += continued
+            row["continued_answers"] += continued
         if asked := fields.get("fallback_for"):
-            counts["fallbacks"][self._models[asked],] += 1
+            self._others["fallbacks"][self._models[asked],] += 1
         for name in _TOKENS:
             if count := fields[name]:
-                counts[name][key] += count
+                row[name] += count
         # Per request, so that a surplus of one prompt does not offset another's miss.
-        found = min(fields["expected_cached_tokens"] or 0, fields["cached_tokens"] or 0)
-        counts["expected_tokens_found"][key] += found
-        for name, ms in _times(fields).items():
-            if ms is not None:
-                histogram = self.histograms[name].get(key) or self._histogram(name, key)
-                histogram.add(ms / 1000)
+        if (cached := fields["cached_tokens"]) and (expected := fields["expected_cached_tokens"]):
+            row["expected_tokens_found"] += min(expected, cached)
+        row.add_times(fields)
 
-    def _histogram(self, name: str, key: _Key) -> Histogram:
-        histograms = self.histograms[name]
-        if key not in histograms:
-            histograms[key] = Histogram(HISTOGRAMS[name])
-        return histograms[key]
+
+def waited_ms(fields: Mapping[str, Any]) -> float:
+    waited: float = fields["queued_ms"] + fields["evict_ms"] + fields["load_ms"]
+    return waited
+
+
+def _times(fields: Mapping[str, Any]) -> tuple[tuple[str, float | None], ...]:
+    decoded = fields["decoded_tokens"] or 0
+    decode_ms = fields["engine_decode_ms"] or fields["decode_ms"]  # by the proxy's clock
+    between = decode_ms / (decoded - 1) if decode_ms and decoded > 1 else None
+    return (
+        ("queue_seconds", waited_ms(fields) if fields["attempts"] else None),
+        ("time_to_first_token_seconds", fields["first_token_ms"]),
+        ("time_per_output_token_seconds", between),
+        ("request_seconds", fields["duration_ms"]),
+    )
 
 
 class _Names(dict[str | None, str]):
@@ -188,23 +230,6 @@ class _Names(dict[str | None, str]):
         if name is None or len(self) >= self._most:
             return OTHER
         return self.setdefault(name, name)
-
-
-def waited_ms(fields: Mapping[str, Any]) -> float:
-    waited: float = fields["queued_ms"] + fields["evict_ms"] + fields["load_ms"]
-    return waited
-
-
-def _times(fields: Mapping[str, Any]) -> dict[str, float | None]:
-    decoded = fields["decoded_tokens"] or 0
-    decode_ms = fields["engine_decode_ms"] or fields["decode_ms"]  # by the proxy's clock
-    between = decode_ms / (decoded - 1) if decode_ms and decoded > 1 else None
-    return {
-        "queue_seconds": waited_ms(fields) if fields["attempts"] else None,
-        "time_to_first_token_seconds": fields["first_token_ms"],
-        "time_per_output_token_seconds": between,
-        "request_seconds": fields["duration_ms"],
-    }
 
 
 _AGE_MIN_S: Final = 2.0

@@ -42,9 +42,8 @@ PHASES: Final[tuple[Phase, ...]] = (
     "other",
 )
 _WAITS: Final = frozenset({"other", "queued", "evict", "load"})
-_NO_TIME: Final[Mapping[Phase, float]] = dict.fromkeys(PHASES, 0.0)
-# `other` is the rest of the duration.
-_TIMED: Final = tuple((phase, f"{phase}_ms") for phase in PHASES[:-1])
+_NAMES: Final[Mapping[Phase, str]] = {phase: f"{phase}_ms" for phase in PHASES}
+_NO_TIMES_MS: Final = dict.fromkeys(_NAMES.values(), 0.0)
 
 
 def _in_ms(seconds: float) -> float:
@@ -79,7 +78,7 @@ class Timeline:
         self.first_token_ms: float | None = None
         self._phase: Phase = "other"
         self._charged: Phase = "other"  # the phase, or `stalled`
-        self._spent_s = {**_NO_TIME}
+        self._spent_s: dict[Phase, float] = {}  # of the phases that have ended
         self._leases = 0
         self._stalls = 0
 
@@ -96,8 +95,9 @@ class Timeline:
         self._leases += 1
         if self._phase in _WAITS:
             self._enter("prefill", max(at_s, self._since_s))
-            self._spent_s["slots"] += slots_s
-            self._since_s += slots_s
+            if slots_s:
+                self._spent_s["slots"] = self._spent_s.get("slots", 0.0) + slots_s
+                self._since_s += slots_s
 
     def note_token(self) -> None:
         """Note generated text; only the first call counts, and the first of a retry."""
@@ -141,31 +141,34 @@ class Timeline:
                 a stream and so has no time of its first token.
         """
         now_s, spent_s = time.monotonic(), self._spent_s
-        spent_s[self._charged] += now_s - self._since_s
-        self._since_s = now_s
-        if engine_decode_ms and not spent_s["decode"]:
-            spent_s["decode"] = min(spent_s["prefill"], engine_decode_ms / 1000)
-            spent_s["prefill"] -= spent_s["decode"]
-        times_ms = {
-            name: int(spent * 10_000) / 10 if (spent := spent_s[phase]) else 0.0
-            for phase, name in _TIMED
-        }
-        duration_ms = _in_ms(now_s - self.began_at_s)
-        rest_ms = duration_ms - sum(times_ms.values())
+        self._end_phase(now_s)
+        if engine_decode_ms and "decode" not in spent_s and (prefill_s := spent_s.get("prefill")):
+            spent_s["decode"] = min(prefill_s, engine_decode_ms / 1000)
+            spent_s["prefill"] = prefill_s - spent_s["decode"]
+        times_ms = _NO_TIMES_MS.copy()
+        duration_ms = rest_ms = int((now_s - self.began_at_s) * 10_000) / 10
+        for phase, spent in spent_s.items():
+            if phase != "other":  # the rest
+                times_ms[_NAMES[phase]] = ms = int(spent * 10_000) / 10
+                rest_ms -= ms
         times_ms["other_ms"] = int(rest_ms * 10 + 0.5) / 10 if rest_ms > 0 else 0.0
         times_ms["duration_ms"] = duration_ms
         return times_ms
 
+    def _end_phase(self, now_s: float) -> None:
+        """Count the time until now for the phase that is charged."""
+        self._spent_s[self._charged] = self._spent_s.get(self._charged, 0.0) + now_s - self._since_s
+        self._since_s = now_s
+
     def _enter(self, phase: Phase, at_s: float) -> None:
-        self._spent_s[self._charged] += at_s - self._since_s
-        self._since_s, self._phase = at_s, phase
+        self._end_phase(at_s)
+        self._phase = phase
         if not self._stalls:
             self._charged = phase
 
     def _charge(self, phase: Phase) -> None:
-        now_s = time.monotonic()
-        self._spent_s[self._charged] += now_s - self._since_s
-        self._since_s, self._charged = now_s, phase
+        self._end_phase(time.monotonic())
+        self._charged = phase
 
 
 class RequestTrace(Protocol):

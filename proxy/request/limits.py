@@ -308,12 +308,20 @@ def check(kind: EndpointKind, members: Mapping[str, Any], limits: RequestLimits)
         messages = members["messages"]
         if not isinstance(messages, list) or not messages:
             raise BadRequest("messages must be a list of at least one message")
-    if not _CHECKED.isdisjoint(members):
+    if not (names := _CHECKED.intersection(members)):
+        return
+    for name in names & _NUMBERS.keys():
+        if isinstance(members[name], int | float):
+            limits.enforce(name, "", members[name], _NUMBERS[name])
+    if not names <= _NUMBERS.keys():
         _Checker(limits).check(kind, members)
 
 
 class _Checker:
-    """Checks one request, whose schemas and whose regular expressions share their limits."""
+    """Checks the texts and lists of one request.
+
+    Its schemas share their limits, and so do its regular expressions.
+    """
 
     def __init__(self, limits: RequestLimits) -> None:
         self._limits = limits
@@ -322,9 +330,6 @@ class _Checker:
         self._schema_values = 0
 
     def check(self, kind: EndpointKind, members: Mapping[str, Any]) -> None:
-        for name in _NUMBERS.keys() & members.keys():
-            if isinstance(members[name], int | float):
-                self._enforce(name, "", members[name], _NUMBERS[name])
         for name in _COUNTS.keys() & members.keys():
             self._check_list(name, members[name])
         for name in _INPUTS if kind is EndpointKind.EMBED_OR_RERANK else ("prompt",):

@@ -79,6 +79,7 @@ class UpstreamRequest:
     query: str
     headers: CIMultiDict[str]
     body: bytes
+    request_id: str = ""  # For the engine's log.
 
 
 class UpstreamResponse(asyncio.Protocol):
@@ -351,17 +352,15 @@ def system_tls() -> ssl.SSLContext:
 
 
 def _head(upstream: Upstream, upstream_request: UpstreamRequest) -> bytes:
-    path = upstream.prefix + upstream_request.path
-    target = f"{path}?{upstream_request.query}" if upstream_request.query else path
-    lines = [
-        f"{upstream_request.method} {target} HTTP/1.1",
-        f"Host: {upstream.authority}",
-        *[f"{name}: {value}" for name, value in upstream_request.headers.items()],
-        "Accept-Encoding: identity",
-        "Connection: close",
-    ]
-    if upstream.api_key:
-        lines.append(f"Authorization: Bearer {upstream.api_key}")
+    path = upstream_request.path
+    if upstream.node:
+        path = upstream.node.prefix + path
+    if upstream_request.query:
+        path = f"{path}?{upstream_request.query}"
+    lines = [f"{upstream_request.method} {path} HTTP/1.1", *upstream.own_fields]
+    lines += [f"{name}: {value}" for name, value in upstream_request.headers.items()]
+    if upstream_request.request_id:
+        lines.append(f"X-Request-Id: {upstream_request.request_id}")
     if upstream_request.body or upstream_request.method == "POST":
         lines.append(f"Content-Length: {len(upstream_request.body)}")
     text = "\n".join(lines)

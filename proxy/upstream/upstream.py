@@ -75,25 +75,29 @@ class Upstream:
     host_cache_bytes: float = 0.0
     # Whether it reuses the text in its slot for a vector: with the pooling `last`, and a KV cache.
     reuses_vectors: bool = False
+    # The lines of a request's header that are the same for each request.
+    own_fields: tuple[str, ...] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        authority = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        fields = [
+            f"Host: {_UNIX_AUTHORITY if self.socket else authority}",
+            "Accept-Encoding: identity",
+            "Connection: close",
+        ]
+        if self.api_key:
+            fields.append(f"Authorization: Bearer {self.api_key}")
+        object.__setattr__(self, "own_fields", tuple(fields))  # as all others, it is frozen
 
     @property
     def is_on_trial(self) -> bool:
         return self.trial_share > 0
 
-    @property
-    def prefix(self) -> str:
-        return self.node.prefix if self.node else ""
-
-    @property
-    def authority(self) -> str:
-        if self.socket:
-            return _UNIX_AUTHORITY
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
 
 # Weight of the newest value: the last five make up most of the average.
 _NEWEST: Final = 0.3
-_NUMBER: Final = (int, float)
+_NUMBERS: Final = {int, float}
+_NOT_NEGATIVE: Final = (0.0).__le__
 _NAMES: Final = (
     "cache_n",
     "prompt_n",
@@ -127,9 +131,8 @@ class Timings:
         if not isinstance(timings, dict):
             return None
         figures = [timings.get(name, 0) for name in _NAMES]
-        for figure in figures:
-            if not isinstance(figure, _NUMBER) or not figure >= 0:  # NaN is neither
-                return None
+        if not {*map(type, figures)} <= _NUMBERS or not all(map(_NOT_NEGATIVE, figures)):
+            return None
         cached, prompt, prompt_ms, decoded, decode_ms, drafted, accepted = figures
         return cls(
             int(cached),

@@ -528,4 +528,4 @@ def test_an_upstream_keeps_its_key_out_of_its_repr() -> None:
 
 
 def test_an_address_of_version_6_stands_in_brackets() -> None:
-    assert Upstream("a", "chat", 1, None, "::1", 8081, "").authority == "[::1]:8081"
+    assert Upstream("a", "chat", 1, None, "::1", 8081, "").own_fields[0] == "Host: [::1]:8081"
