@@ -183,11 +183,12 @@ def colored(text: str, style: str, stream: TextIO = sys.stdout) -> str:
     return f"{_OUR_ESCAPE}[{_STYLES[style]}m{text}{_OUR_ESCAPE}[0m"
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    cells = [head, *([one_line(cell) for cell in row] for row in rows)]
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return aligned columns; None and an empty list are shown as `-`, other lists with commas."""
+    cells = [head, *([_cell(value) for value in row] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
     numeric = [
-        bool(rows) and all(row[i] == "-" or row[i][:1].isdigit() for row in rows)
+        bool(rows) and all(row[i] == "-" or row[i][:1].isdigit() for row in cells[1:])
         for i in range(len(head))
     ]
 
@@ -199,6 +200,12 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         return "  ".join(aligned).rstrip()
 
     return "\n".join([colored(line(head), "bold"), *map(line, cells[1:])])
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, list | tuple):
+        value = ", ".join(map(str, value)) or None
+    return "-" if value is None else one_line(str(value))
 
 
 def size(count_bytes: int | None) -> str:

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
+from supervisor import errors
 from supervisor.bench.variants import of_profile
 from supervisor.bench.workload import WorkloadFailed
 from supervisor.builds.help import FlagValue
@@ -26,14 +27,6 @@ from supervisor.daemon.control_client import Client
 from supervisor.daemon.control_messages import capture_text
 from supervisor.daemon.model_commands import resolve_running
 from supervisor.engine.client import Endpoint, EngineClient, EngineUnreachable
-from supervisor.errors import (
-    CorralError,
-    DaemonBusy,
-    DiskFull,
-    EngineFailed,
-    Interrupted,
-    SettingsInvalid,
-)
 from supervisor.experiments import captured_requests as captured
 from supervisor.experiments import replay as experiment
 from supervisor.experiments.capture_lines import CaptureLimits, model_fingerprint
@@ -113,8 +106,8 @@ def capture(word: str, limits: CaptureLimits, output: Path | None) -> CommandRes
         hint = "name a file on another disk with --output"
         if file.requests:
             hint = f"it has {file.requests} requests, complete up to its last line"
-        raise DiskFull(f"cannot write {file.path}: {error.strerror}", hint=hint) from error
-    except CorralError:
+        raise errors.DiskFull(f"cannot write {file.path}: {error.strerror}", hint=hint) from error
+    except errors.CorralError:
         if not file.size_bytes:
             file.path.unlink(missing_ok=True)
         raise
@@ -142,7 +135,7 @@ def _fill(file: CaptureFile, client: Client, body: dict[str, Any], duration_s: f
                 file.write(line)
                 done = min(1.0, file.age_s / duration_s)
                 meter.show("capturing", done, f"{file.requests} requests, {size(file.size_bytes)}")
-    except DaemonBusy:
+    except errors.DaemonBusy:
         if not file.size_bytes:
             raise  # it never began; with a line, the daemon ended in the middle of the capture
 
@@ -153,7 +146,7 @@ def _stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
 
     def on_signal(number: int, _: FrameType | None) -> None:
         signal.signal(number, before[signal.Signals(number)])
-        with suppress(CorralError):
+        with suppress(errors.CorralError):
             stop()
 
     numbers = (signal.SIGINT, signal.SIGTERM)
@@ -251,9 +244,9 @@ def replay(path: Path, options: ReplayOptions) -> CommandResult:
     try:
         asyncio.run(played.run())
     except KeyboardInterrupt as interrupt:
-        raise Interrupted("stopped; its engine has ended") from interrupt
+        raise errors.Interrupted("stopped; its engine has ended") from interrupt
     except (EngineUnreachable, WorkloadFailed) as error:
-        raise EngineFailed(f"the replay ended early: {error}") from error
+        raise errors.EngineFailed(f"the replay ended early: {error}") from error
     return played.result()
 
 
@@ -392,7 +385,7 @@ def _daemon(where: Directories, model: str) -> experiment.Target:
     status = Client(where.control_socket).status()
     found = urlsplit(status.url)
     if status.tls_cert or found.hostname is None or found.port is None:
-        raise SettingsInvalid(
+        raise errors.SettingsInvalid(
             "a replay against a daemon with TLS is not possible",
             hint="without --daemon, the replay starts an engine of its own",
         )

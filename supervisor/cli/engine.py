@@ -56,6 +56,9 @@ def list_engines(config: Path | None) -> CommandResult:
     )
 
 
+_PAST: Final = ("removed", "deprecated")
+
+
 def path(config: Path | None) -> CommandResult:
     found = _load(config)
     return CommandResult({"path": str(found.path)}, str(found.path))
@@ -65,16 +68,10 @@ def show_help(name: str | None, config: Path | None) -> CommandResult:
     flags = _load(config).flags
     if name is None:
         rows = [
-            (
-                _flag_names(flag),
-                flag.hint or "",
-                "removed" if flag.removed else "deprecated" if flag.deprecated else "",
-            )
+            (flag.names, flag.hint or "", next((word for word in _PAST if getattr(flag, word)), ""))
             for flag in flags.entries
         ]
-        return CommandResult(
-            [asdict(flag) for flag in flags.entries], table(("FLAG", "VALUE", ""), rows)
-        )
+        return CommandResult([*map(asdict, flags.entries)], table(("FLAG", "VALUE", ""), rows))
     flag = flags.find(name)
     if flag is None:
         near = flags.nearest(name)
@@ -125,10 +122,6 @@ def _data(candidate: Candidate, engine: Engine | CorralError) -> dict[str, objec
     }
 
 
-def _flag_names(flag: Flag) -> str:
-    return ", ".join(flag.names)
-
-
 def _describe(flag: Flag) -> str:
     facts = {
         "value": flag.hint or "none",
@@ -138,7 +131,7 @@ def _describe(flag: Flag) -> str:
         "removed": flag.removed,
     }
     lines = [f"{label}: {text}" for label, text in facts.items() if text]
-    return "\n".join([_flag_names(flag), *lines, "", flag.help])
+    return "\n".join([", ".join(flag.names), *lines, "", flag.help])
 
 
 def use(name: str, config: Path | None) -> CommandResult:

@@ -142,17 +142,11 @@ def _text(names: Sequence[str], found: Sequence[Mapping[str, Any]]) -> str:
     return table((*(name.upper() for name in names), *_HEAD), rows)
 
 
-def _figures(group: Mapping[str, Any]) -> tuple[str, ...]:
-    prompt = group["prompt_tokens"] + group["cached_tokens"]
-    return (
-        str(group["requests"]),
-        str(group["prompt_tokens"]),
-        str(group["cached_tokens"]),
-        f"{group['cached_tokens'] / prompt:.0%}" if prompt else "-",
-        str(group["generated_tokens"]),
-        duration(group["slot_seconds"]),
-        duration(group["cpu_seconds"]),
-    )
+def _figures(group: Mapping[str, Any]) -> tuple[object, ...]:
+    computed, cached = group["prompt_tokens"], group["cached_tokens"]
+    share = f"{cached / (computed + cached):.0%}" if computed + cached else None
+    times = duration(group["slot_seconds"]), duration(group["cpu_seconds"])
+    return group["requests"], computed, cached, share, group["generated_tokens"], *times
 
 
 def _csv(names: Sequence[str], data: Sequence[Mapping[str, object]]) -> str:
@@ -167,7 +161,7 @@ def show_recorded() -> CommandResult:
     """Show the number of recorded requests of each model; works without a daemon."""
     path = str(RecordStore(directories().data).path)
     counts = requests.ask_records("size_counts", None, {})
-    rows = [(model, str(count)) for model, count in counts.items()]
+    rows = list(counts.items())
     text = f"{table(('MODEL', 'REQUESTS'), rows)}\n\n{path}" if rows else "no recorded requests"
     return CommandResult({"path": path, "models": counts}, text)
 

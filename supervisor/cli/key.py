@@ -67,22 +67,9 @@ def add_known(known: Sequence[str], path: Path) -> tuple[str, ...]:
 def list_keys(config: Path | None) -> CommandResult:
     path = _path(_load_settings(config))
     keys = _keys(path)
-    rows = [
-        (
-            key.name,
-            ", ".join(sorted(key.models)) if key.models is not None else "all",
-            str(key.max_in_flight or "-"),
-            str(key.requests_per_minute or "-"),
-            str(key.tokens_per_minute or "-"),
-            str(key.tokens_per_day or "-"),
-            str(key.max_context or "-"),
-            key.priority,
-            "yes" if key.admin else "-",
-        )
-        for key in keys
-    ]
     limits = ("IN FLIGHT", "PER MINUTE", "TOKENS/MIN", "TOKENS/DAY", "CONTEXT")
     head = ("NAME", "MODELS", *limits, "PRIORITY", "ADMIN")
+    rows = [*map(_row, keys)]
     text = table(head, rows) if rows else f"no keys in {path}; corral key add NAME creates one"
     data = [
         {name: value for name, value in asdict(key).items() if name != "digest"}
@@ -90,6 +77,13 @@ def list_keys(config: Path | None) -> CommandResult:
         for key in keys
     ]
     return CommandResult(data, text)
+
+
+def _row(key: Key) -> tuple[object, ...]:
+    models = "all" if key.models is None else sorted(key.models)
+    tokens = (key.tokens_per_minute, key.tokens_per_day, key.max_context)
+    limits = (key.max_in_flight, key.requests_per_minute, *tokens)
+    return key.name, models, *limits, key.priority, "yes" if key.admin else None
 
 
 def names(config: Path | None) -> tuple[str, ...]:

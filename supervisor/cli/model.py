@@ -145,8 +145,7 @@ def list_models(config: Path | None) -> CommandResult:
     missing = [pin for pin in pinned.pins().values() if not pinned.is_fetched(pin, where.models)]
     space, disks = _space(models, stored.places), _disks(stored.places)
     spaces = [
-        (row["store"], str(row["models"]), size(row["size_bytes"]), ", ".join(row["directories"]))
-        for row in space
+        (row["store"], row["models"], size(row["size_bytes"]), row["directories"]) for row in space
     ]
     rows = [*map(_model_row, models)]
     rows += [(pin.name, "-", "", "", size(pin.size_bytes), "not fetched") for pin in missing]
@@ -247,16 +246,12 @@ def prune(config: Path | None, *, yes: bool, dry_run: bool) -> CommandResult:
     stored = StoredModels(load(config, config_dir=where.config).settings, where)
     notes: list[str] = []
     found = list(catalogue.leftovers(stored.places, notes))
-    sizes = [path.lstat().st_size for path, _, _ in found]
-    freed = sum(sizes)
-    files = [
-        {"path": str(path), "size_bytes": size_bytes, "reason": reason}
-        for (path, _, reason), size_bytes in zip(found, sizes, strict=True)
+    files: list[dict[str, Any]] = [
+        {"path": str(path), "size_bytes": path.lstat().st_size, "reason": reason}
+        for path, _, reason in found
     ]
-    rows = [
-        (size(amount), reason, str(path))
-        for (path, _, reason), amount in zip(found, sizes, strict=True)
-    ]
+    freed = sum(file["size_bytes"] for file in files)
+    rows = [(size(file["size_bytes"]), file["reason"], file["path"]) for file in files]
     shown = table(("SIZE", "REASON", "FILE"), rows)
     data = {"files": files, "freed_bytes": 0 if dry_run else freed}
     if not found:

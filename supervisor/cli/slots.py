@@ -50,14 +50,7 @@ def _not_persisted_notes() -> list[str]:
 
 def render(found: Sequence[SavedSlot]) -> str:
     rows = [
-        (
-            slot.name,
-            slot.model,
-            str(slot.replica),
-            str(slot.tokens),
-            size(slot.size_bytes),
-            slot.saved_at,
-        )
+        (slot.name, slot.model, slot.replica, slot.tokens, size(slot.size_bytes), slot.saved_at)
         for slot in found
     ]
     return table(("NAME", "MODEL", "REPLICA", "TOKENS", "SIZE", "SAVED"), rows)

@@ -371,17 +371,12 @@ def _advice(found: messages.BalanceStatus) -> str:
     return f"{reason}; moving layers makes a stream about {gain:.2f} × as fast"
 
 
-def _row(shard: messages.ShardStatus) -> tuple[str, ...]:
-    times = ("avg_latency_us", "avg_latency_per_layer_us", "min_latency_us", "max_latency_us")
-    suggested = shard.suggested_layers
-    return (
-        shard.shard_name,
-        str(shard.layer_count) + ("+out" if shard.has_output else ""),
-        str(shard.total_forwards),
-        *(_ms(getattr(shard, name)) for name in times),
-        _ms(shard.last_latency_us if shard.total_forwards else None),
-        "-" if suggested is None else str(suggested),
-    )
+def _row(shard: messages.ShardStatus) -> tuple[object, ...]:
+    names = ("avg_latency_us", "avg_latency_per_layer_us", "min_latency_us", "max_latency_us")
+    times = [_ms(getattr(shard, name)) for name in names]
+    times.append(_ms(shard.last_latency_us if shard.total_forwards else None))
+    layers = f"{shard.layer_count}{'+out' if shard.has_output else ''}"
+    return shard.shard_name, layers, shard.total_forwards, *times, shard.suggested_layers
 
 
 def _ms(latency_us: int | None) -> str:

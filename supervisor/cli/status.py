@@ -66,18 +66,12 @@ def render(status: messages.DaemonStatus) -> str:
     return "\n".join(lines)
 
 
-def _row(model: messages.ModelStatus, instance: messages.InstanceStatus) -> tuple[str, ...]:
+def _row(model: messages.ModelStatus, instance: messages.InstanceStatus) -> tuple[object, ...]:
+    state, slots = messages.state_text(model, instance), f"{instance.slots_busy}/{instance.slots}"
     speed = instance.tokens_per_second
-    return (
-        instance.name,
-        messages.state_text(model, instance),
-        str(instance.pid or "-"),
-        f"{instance.slots_busy}/{instance.slots}",
-        "-" if speed is None else f"{speed:.1f}",
-        size(instance.memory_bytes),
-        duration(instance.up_s),
-        str(instance.restarts),
-    )
+    rate = speed if speed is None else f"{speed:.1f}"
+    memory, up = size(instance.memory_bytes), duration(instance.up_s)
+    return instance.name, state, instance.pid, slots, rate, memory, up, instance.restarts
 
 
 def _waiting_lines(model: messages.ModelStatus) -> Iterator[str]:
@@ -132,36 +126,24 @@ def _draft(instance: messages.InstanceStatus) -> Iterator[str]:
         yield f"\n{instance.name}: {accepted}"
 
 
-def _section(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def _section(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
     """Return the lines of a further table, none without rows."""
     return ["", table(head, rows)] if rows else []
 
 
 def _workers(workers: list[messages.WorkerStatus]) -> list[str]:
-    rows = [
-        (
-            worker.name,
-            worker.state,
-            worker.address,
-            str(worker.pid or "-"),
-            size(sum(worker.devices_bytes) or None),
-            ", ".join(worker.models) or "-",
-            str(worker.restarts),
-        )
-        for worker in workers
-    ]
-    return [*_section(_WORKERS_HEAD, rows), *_reasons(workers)]
+    return [*_section(_WORKERS_HEAD, [*map(_worker_row, workers)]), *_reasons(workers)]
+
+
+def _worker_row(worker: messages.WorkerStatus) -> tuple[object, ...]:
+    memory = size(sum(worker.devices_bytes) or None)
+    place = (worker.address, worker.pid, memory)
+    return worker.name, worker.state, *place, worker.models, worker.restarts
 
 
 def _nodes(nodes: list[messages.NodeStatus]) -> list[str]:
     rows = [
-        (
-            node.name,
-            node.state,
-            f"{node.slots_busy}/{node.slots}",
-            node.url,
-            ", ".join(node.models) or "-",
-        )
+        (node.name, node.state, f"{node.slots_busy}/{node.slots}", node.url, node.models)
         for node in nodes
     ]
     return [*_section(_NODES_HEAD, rows), *_reasons(nodes)]
@@ -184,13 +166,10 @@ def _weights(weights: list[messages.WeightStatus]) -> list[str]:
     return _section(_WEIGHTS_HEAD, rows)
 
 
-def _batch_row(queue: messages.BatchQueueStatus) -> tuple[str, ...]:
-    return (
-        queue.model,
-        *(str(count) for count in (queue.total_queued, queue.total_batches, queue.total_single)),
-        f"{queue.avg_batch_size:.1f}" if queue.total_batches else "-",
-        f"{queue.avg_wait_ms:.0f} ms",
-    )
+def _batch_row(queue: messages.BatchQueueStatus) -> tuple[object, ...]:
+    mean = f"{queue.avg_batch_size:.1f}" if queue.total_batches else None
+    counts = (queue.total_queued, queue.total_batches, queue.total_single)
+    return queue.model, *counts, mean, f"{queue.avg_wait_ms:.0f} ms"
 
 
 def _problems(instance: messages.InstanceStatus) -> Iterator[str]:

@@ -165,7 +165,7 @@ def figure_lines(found: messages.TrialStatus, own: str, tried: str) -> list[str]
         ("first token", *_base_and_trial_text(found, "first_token_s", "{:.2f} s"), first.outcome),
         ("memory", size(base.memory_bytes), size(trial.memory_bytes), ""),
         *(
-            (name, str(getattr(base, name)), str(getattr(trial, name)), "")
+            (name, getattr(base, name), getattr(trial, name), "")
             for name in ("conversations", "requests", "errors", "crashes")
         ),
     ]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -82,9 +82,9 @@ _COLLECTED: Final = frozenset(
 )
 # These collect values too, but have no separator, so all values after the first go to `args`.
 _REPEATED: Final = frozenset({"dry-sequence-breaker", "logit-bias"})
-_TRUE: Final = frozenset({"1", "true", "on", "enabled"})
+TRUE: Final = frozenset({"1", "true", "on", "enabled"})
 _FALSE: Final = frozenset({"0", "false", "off", "disabled"})
-_SWITCH_WORDS: Final = _TRUE | _FALSE | {"auto"}
+_SWITCH_WORDS: Final = TRUE | _FALSE | {"auto"}
 # TOML has integers of 64 bits.
 _NUMBER: Final = re.compile(
     r"[+-]?(?:\d{1,18}|\d{0,15}\.\d{1,15})(?:e[+-]?\d{1,2})?", re.IGNORECASE
@@ -169,6 +169,8 @@ class ModelOptions:
                 self.words[key] = value or ""
             case "hf-repo" | "spec-draft-hf":
                 self._take_repository(key, name, value or "")
+            case "model-url":
+                self._take_url(value or "")
             case "alias":
                 self.aliases += split_list(value or "")
             case "api-key":
@@ -209,24 +211,19 @@ class ModelOptions:
         self.omitted.append(f"model-url: corral model get {shown} downloads it; then set path")
 
     def _take_flag(self, name: str, key: str, value: str | None) -> None:
-        shown = name if value is None or _SECRET.search(name) else f"{name} {value}"
-        if key == "model-url":
-            self._take_url(value or "")
-            return
-        if reason := _DOWNLOADS.get(key):
-            self.omitted.append(f"{shown}: {reason}")
-            return
-        if not self._find(name):
-            self.omitted.append(f"{shown}: no known build of llama-server has it")
-            return
+        reason = _DOWNLOADS.get(key)
+        if reason is None and not self._find(name):
+            reason = "no known build of llama-server has it"
         try:
-            key, typed = canonical(name, self._parse_value(name, value), self.known)
-            render({key: typed}, self.known)
+            if reason is None:
+                key, typed = canonical(name, self._parse_value(name, value), self.known)
+                render({key: typed}, self.known)
+                self._set(key, typed)
         except SettingsInvalid as error:
             reason = error.message.partition(": ")[2] or error.message
+        if reason is not None:
+            shown = name if value is None or _SECRET.search(name) else f"{name} {value}"
             self.omitted.append(f"{shown}: {reason}")
-            return
-        self._set(key, typed)
 
     def settled_flags(self) -> dict[str, FlagValue]:
         """Return the flags once all options are read, and note those that the engine lacks."""
@@ -298,8 +295,8 @@ class ModelOptions:
         if value is None:
             return "on" if flag and flag.key in ONCE_BARE else True
         word, is_switch = value.lower(), flag is not None and flag.hint is None
-        if word in _TRUE | _FALSE and (is_switch or (flag and {"on", "off"} <= {*flag.choices})):
-            return word in _TRUE if is_switch else ("on" if word in _TRUE else "off")
+        if word in TRUE | _FALSE and (is_switch or (flag and {"on", "off"} <= {*flag.choices})):
+            return word in TRUE if is_switch else ("on" if word in TRUE else "off")
         if _NUMBER.fullmatch(value) and not (flag and flag.kind in {"path", "string", "list"}):
             return int(value) if value.lstrip("+-").isdecimal() else float(value)
         return value
@@ -321,14 +318,9 @@ class ModelOptions:
             notes.append(f"no model can have the name {wanted}; clients call it {name}")
         flags = with_paths(settled, lambda path: Path(self._path_here(str(path), notes)))
         others = [other for other in unique(aliases) if other != name and is_alias(other)]
-        table = {
-            "path": self._path_here(source, notes),
-            **({"draft": draft} if (draft := self.draft) else {}),
-            **({"aliases": others} if others else {}),
-            **more,
-            **({"args": self.args} if self.args else {}),
-            **({"flags": flags} if flags else {}),
-        }
+        path = self._path_here(source, notes)
+        own = given(draft=self.draft, aliases=others)
+        table = {"path": path, **own, **more, **given(args=self.args, flags=flags)}
         if self.flags.get("ctx-size") and "parallel" not in self.flags:
             notes.append(
                 "slots: ctx-size is divided among them, and there are 4 unless flags.parallel says "
@@ -365,8 +357,8 @@ class ModelOptions:
             wanted = _DEFAULT_HOST
         shown = f"[{wanted}]" if ":" in wanted else wanted
         listen = {"listen": f"{shown}:{port or _DEFAULT_PORT}"} if host or port else {}
-        table = {**listen, **({"api_keys_file": KEYS_FILE} if keys else {}), **self._tls()}
-        return {"proxy": table} if table else {}, tuple(omitted)
+        table = {**listen, **given(api_keys_file=keys and KEYS_FILE), **self._tls()}
+        return given(proxy=table), tuple(omitted)
 
     def models_dir(self) -> dict[str, Any]:
         """Return the settings for the router mode, whose models are found and loaded on request."""
@@ -380,7 +372,12 @@ class ModelOptions:
         names = {"cert": "ssl-cert-file", "key": "ssl-key-file"}
         paths = {key: self.words.get(name) for key, name in names.items()}
         files = {key: resolve_source_path(path, self.base) for key, path in paths.items() if path}
-        return {"tls": files} if files.keys() == names.keys() else {}
+        return given(tls=files.keys() == names.keys() and files)
+
+
+def given(**members: Any) -> dict[str, Any]:
+    """Return the members that have a value."""
+    return {name: value for name, value in members.items() if value}
 
 
 def split_list(text: str) -> list[str]:
@@ -430,15 +427,10 @@ def convert_commands(
         omitted = ["the command names no model (--model)"]
     first = next((command for command in read if command.source), read[0])
     proxy, refused = first.proxy()
-    engine = {"engine": first.program} if first.program else {}
+    tables = {**given(engine=first.program), **found, **proxy}
+    omitted = [*more_omitted, *omitted, *refused]
     keys = tuple(first.keys)
-    return Converted(
-        "llama-server command",
-        models,
-        {**engine, **found, **proxy},
-        (*more_omitted, *omitted, *refused),
-        keys=keys,
-    )
+    return Converted("llama-server command", models, tables, tuple(omitted), keys=keys)
 
 
 def _number_names(models: Iterator[ConvertedModel]) -> Iterator[ConvertedModel]:
@@ -448,7 +440,7 @@ def _number_names(models: Iterator[ConvertedModel]) -> Iterator[ConvertedModel]:
         while name in names:
             name, number = f"{model.name}-{number}", number + 1
         names.add(name)
-        yield ConvertedModel(name, model.table, model.omitted, model.notes)
+        yield replace(model, name=name)
 
 
 def read_command(command: EngineCommand, base: Path, known: Flags | None = None) -> ModelOptions:

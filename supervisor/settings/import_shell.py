@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -26,7 +26,7 @@ _ASSIGNMENT: Final = re.compile(
     r"(\"[^\"\n]*\"|'[^'\n]*'|[^\s;&|]*)[ \t]*;?(?:[ \t]#.*)?$",
     re.MULTILINE,
 )
-_USE: Final = re.compile(r"\$(?:\{(\w+)(?::?-([^{}\n]*))?\}|(\w+))")
+_USE: Final = re.compile(r"\$(?:\$|\{(\w+)(?::?-([^{}\n]*))?\}|(\w+))")
 # A command in a systemd unit, with its possible prefixes. Source: systemd.service(5).
 _EXEC_START: Final = re.compile(r"^ExecStart=[-@:+!]*", re.MULTILINE)
 _VARIABLE: Final = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
@@ -146,12 +146,8 @@ def _in_container(words: Sequence[str], directory: str) -> EngineCommand | None:
     values = [value for name, value in options if name in {"-e", "--env"}]
     variables = {found[1]: found[2] for value in values if (found := _VARIABLE.fullmatch(value))}
     network = [value for name, value in options if name in {"--network", "--net"}]
-    container = Container(
-        image,
-        tuple(_volumes(options)),
-        dict(_ports(options)),
-        has_own_network="host" not in network,
-    )
+    volumes, ports = tuple(_volumes(options)), dict(_ports(options))
+    container = Container(image, volumes, ports, has_own_network="host" not in network)
     return EngineCommand("", tuple(inside), variables, container=container, directory=directory)
 
 
@@ -189,22 +185,28 @@ def _ports(options: Sequence[tuple[str, str]]) -> Iterator[tuple[str, tuple[str,
             yield there, (address[0] or "0.0.0.0", here)  # noqa: S104 (what docker does)
 
 
+def expand_variables(text: str, values: Mapping[str, str]) -> str:
+    """Expand variables as a shell does; one without a value and a default stays. `$$` is `$`."""
+
+    def expand(found: re.Match[str]) -> str:
+        if (name := found[1] or found[3]) is None:
+            return "$"
+        return values.get(name) or (values.get(name, found[0]) if found[2] is None else found[2])
+
+    return _USE.sub(expand, text)
+
+
 def _with_variables(text: str) -> str:
     """Expand the variables that lines of the text set; others get their default."""
     values = dict[str, str]()
-
-    def value(found: re.Match[str]) -> str:
-        name = found[1] or found[3]
-        return values.get(name, found[0] if found[2] is None else found[2])
-
     parts, at = [], 0
     for found in _ASSIGNMENT.finditer(text := text.replace("\\\n", " ")):
-        parts.append(_USE.sub(value, text[at : found.start()]))
-        values[found[1]] = _USE.sub(value, found[2].strip("\"'"))
+        parts.append(expand_variables(text[at : found.start()], values))
+        values[found[1]] = expand_variables(found[2].strip("\"'"), values)
         at = found.end()
         if sum(map(len, (*parts, *values.values()))) > _TEXT_MAX:
             raise SettingsInvalid(f"its variables make more than {_TEXT_MAX >> 20} MiB of text")
-    return "".join([*parts, _USE.sub(value, text[at:])])
+    return "".join([*parts, expand_variables(text[at:], values)])
 
 
 class _Lines(io.StringIO):

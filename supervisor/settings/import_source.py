@@ -40,14 +40,21 @@ from supervisor.errors import SettingsInvalid
 from supervisor.models.model_lookup import HUB, OLLAMA
 from supervisor.settings import import_flags
 from supervisor.settings.import_flags import (
+    TRUE,
     Converted,
     ConvertedModel,
     ModelOptions,
+    given,
     no_equivalent_notes,
     read_command,
     split_list,
 )
-from supervisor.settings.import_shell import engine_command, engine_commands, split
+from supervisor.settings.import_shell import (
+    engine_command,
+    engine_commands,
+    expand_variables,
+    split,
+)
 
 _ENVIRONMENT: Final = re.compile(r"\$\{env\.([A-Za-z_][A-Za-z0-9_]*)\}")
 _TEXT_MAX: Final = 65_536
@@ -181,8 +188,8 @@ def _llama_swap_model(
     if read.keys:
         read.omitted.append("--api-key: llama-corral gives each engine a random key")
     read.omitted += _model_omitted(entry)
-    engine = {"engine": read.program} if read.program else {}
-    more = {"aliases": _texts(entry.get("aliases")), **engine, **_residency(name, entry, whole)}
+    aliases, engine = _texts(entry.get("aliases")), given(engine=read.program)
+    more = {"aliases": aliases, **engine, **_residency(name, entry, whole)}
     reason = "; ".join(read.omitted) or "its cmd names no model (--model)"
     return read.model(name, **more) or f"{name}: {reason}"
 
@@ -197,9 +204,8 @@ def _residency(name: str, entry: Mapping[str, Any], whole: Mapping[str, Any]) ->
     )
     return {
         "preload": name in preloaded,
-        **({"ttl_s": ttl_s} if ttl_s else {}),
-        **({"pinned": True} if is_pinned else {}),
-        **_variants(name, _table_or_empty(entry, "filters")),
+        **given(ttl_s=ttl_s, pinned=is_pinned),
+        **given(variants=_variants(name, _table_or_empty(entry, "filters"))),
     }
 
 
@@ -215,7 +221,7 @@ def _variants(name: str, filters: Mapping[str, Any]) -> dict[str, Any]:
     for variant in found.values():
         if kept := [name for name in strip if name not in variant["set"]]:
             variant["strip"] = kept
-    return {"variants": found} if found else {}
+    return found
 
 
 def _model_omitted(entry: Mapping[str, Any]) -> Iterator[str]:
@@ -237,16 +243,18 @@ def _tables(whole: Mapping[str, Any], *, has_keys: bool) -> dict[str, Any]:
         name: _node(expand_macros(_table_or_empty(peer), _macros(whole)))
         for name, peer in _table_or_empty(whole, "peers").items()
     }
+    proxy = {"listen": _DEFAULT_LISTEN, **given(api_keys_file=has_keys and KEYS_FILE)}
     return {
-        "proxy": {"listen": _DEFAULT_LISTEN, **({"api_keys_file": KEYS_FILE} if has_keys else {})},
-        **({"supervisor": {"load_timeout_s": load_timeout_s}} if load_timeout_s else {}),
-        **({"nodes": nodes} if nodes else {}),
+        "proxy": proxy,
+        **given(supervisor=given(load_timeout_s=load_timeout_s), nodes=nodes),
     }
 
 
 def _node(peer: Mapping[str, Any]) -> dict[str, Any]:
-    models = _texts(peer.get("models"))
-    return {"url": "".join(_texts(peer.get("proxy"))), **({"models": models} if models else {})}
+    return {
+        "url": "".join(_texts(peer.get("proxy"))),
+        **given(models=_texts(peer.get("models"))),
+    }
 
 
 def _omitted_keys(whole: Mapping[str, Any]) -> Iterator[str]:
@@ -391,7 +399,6 @@ _ALL: Final = "*"
 _TOP: Final = "\0"  # keys before the first section, such as version
 _LOAD: Final = "load-on-startup"
 _OF_THE_ROUTER: Final = frozenset({"stop-timeout", "dedup-cache-models"})
-_TRUE: Final = frozenset({"1", "true", "on", "enabled"})
 
 
 def convert_router_preset(text: str, base: Path, known: Flags | None = None) -> Converted:
@@ -426,7 +433,7 @@ def _preset_model(
     options, is_preloaded = ModelOptions(known, base), False
     for key, value in section.items():
         if key == _LOAD:
-            is_preloaded = value.lower() in _TRUE
+            is_preloaded = value.lower() in TRUE
         elif key in _OF_THE_ROUTER:
             options.omitted.append(f"no equivalent: {key}")
         elif not options.take_variable(key, value):
@@ -435,9 +442,6 @@ def _preset_model(
         options.take("hf-repo", name)  # the name of a section may be a repository
     made = options.model(name, preload=is_preloaded)
     return made or f"{name}: {'; '.join(options.omitted) or 'it names no model'}"
-
-
-_USE: Final = re.compile(r"\$(?:\$|\{(\w+)(?::?-([^{}]*))?\}|(\w+))")
 
 
 def convert_compose(
@@ -489,29 +493,21 @@ def _joined(items: object, keys: tuple[str, ...], environ: Mapping[str, str]) ->
             yield text
 
 
-def _variables(given: object, environ: Mapping[str, str]) -> Iterator[str]:
-    if isinstance(given, Mapping):
-        given = [f"{name}={_text(value, environ)}" for name, value in given.items()]
-    for item in given if isinstance(given, list) else ():
+def _variables(written: object, environ: Mapping[str, str]) -> Iterator[str]:
+    if isinstance(written, Mapping):
+        written = [f"{name}={_text(value, environ)}" for name, value in written.items()]
+    for item in written if isinstance(written, list) else ():
         yield _text(item, environ)
 
 
-def _split(given: object, environ: Mapping[str, str]) -> list[str]:
-    if isinstance(given, list):
-        return [_text(word, environ) for word in given]
-    return split(_text(given, environ))
+def _split(written: object, environ: Mapping[str, str]) -> list[str]:
+    if isinstance(written, list):
+        return [_text(word, environ) for word in written]
+    return split(_text(written, environ))
 
 
 def _text(value: object, environ: Mapping[str, str]) -> str:
-    """Expand the variables in a value; unset variables without a default stay."""
-
-    def expand(found: re.Match[str]) -> str:
-        name = found[1] or found[3]
-        if name is None:
-            return "$"
-        return environ.get(name) or (found[0] if found[2] is None else found[2])
-
-    return _USE.sub(expand, _expand_text(value))
+    return expand_variables(_expand_text(value), environ)
 
 
 SourceKind = Literal["command", "compose", "llama-swap", "router", "modelfile"]
@@ -566,7 +562,7 @@ def render(converted: Converted) -> str:
     for comment in _comments(converted.omitted, converted.notes):
         document.add(comment)
     for key, value in _plain_first(converted.tables):
-        document.add(key, _item(value))
+        document.add(key, value)
     models = tomlkit.table(is_super_table=True)
     for model in converted.models:
         models.add(model.name, _table(model.table, _comments(model.omitted, model.notes)))
@@ -587,17 +583,13 @@ def _comments(omitted: Iterable[str], notes: Iterable[str]) -> Iterator[Comment]
         yield tomlkit.comment(f"Note: {_line(sentence)}")
 
 
-def _table(values: Mapping[str, Any], comments: Iterable[Comment] = ()) -> Table:
+def _table(values: Mapping[str, Any], comments: Iterable[Comment]) -> Table:
     made = tomlkit.table()
     for comment in comments:
         made.add(comment)
     for key, value in _plain_first(values):
-        made.add(key, _item(value))
+        made.add(key, value)
     return made
-
-
-def _item(value: Any) -> Any:
-    return _table(value) if isinstance(value, Mapping) else value
 
 
 def _line(text: str) -> str:

@@ -17,24 +17,7 @@ from supervisor.plan.loras import LORAS_MAX, LoraSetting, conflict
 from supervisor.plan.plan import TrialSettings
 from supervisor.plan.resolve import BatchingSettings
 from supervisor.plan.setting import Argument, FlagName, FlagSetting
-from supervisor.settings.tables import (
-    Alias,
-    BalanceSettings,
-    Bytes,
-    HistorySettings,
-    HookSettings,
-    InstanceLimits,
-    ModelName,
-    ModelPath,
-    NodeName,
-    ReleaseSettings,
-    RestartPolicy,
-    Seconds,
-    SlotSettings,
-    VariantName,
-    WorkerName,
-    WorkerSettings,
-)
+from supervisor.settings import tables
 
 
 class EvictionSettings(SettingsTable):
@@ -54,22 +37,22 @@ class ResidencyPolicy(SettingsTable):
     """load it when the daemon starts, not with its first request"""
     pinned: bool = False
     """never unload it for another model"""
-    ttl_s: Annotated[Seconds, Field(ge=0, le=31_536_000)] = 0
+    ttl_s: Annotated[tables.Seconds, Field(ge=0, le=31_536_000)] = 0
     """unload after this long without a request, in seconds or as in 15m; 0 for never"""
     keep_alive: bool = True
     """whether requests may change how long it stays, by the member keep_alive"""
-    keep_alive_max_s: Annotated[Seconds, Field(ge=0, le=31_536_000)] | None = None
+    keep_alive_max_s: Annotated[tables.Seconds, Field(ge=0, le=31_536_000)] | None = None
     """longest time that keep_alive may give, for ever included; unset: any"""
     min_residency_s: float = Field(2, ge=0, le=86_400)
     """shortest time that it stays loaded before it is unloaded for another model"""
 
 
-class SupervisorSettings(InstanceLimits, EvictionSettings):
+class SupervisorSettings(tables.InstanceLimits, EvictionSettings):
     """`[supervisor]`: limits of the instances' states, memory, eviction and slot files."""
 
     watch_settings: bool = False
     """reload when this file changes, which is checked every 2 s"""
-    memory_budget: Annotated[Bytes, Field(ge=1024**2, le=2**60)] | None = None
+    memory_budget: Annotated[tables.Bytes, Field(ge=1024**2, le=2**60)] | None = None
     """main memory that all models together may take, in bytes or as in 12 GiB; unset: all but a
     twentieth"""
     device_memory_wait_s: float = Field(5, ge=0, le=600)
@@ -81,14 +64,14 @@ class SupervisorSettings(InstanceLimits, EvictionSettings):
     """while serving, adapt values that are auto to demand and machine; false: change nothing"""
     persist_slots: bool = True
     """save conversations to disk, for this user alone, while their model is not loaded"""
-    slots_disk_budget: Annotated[Bytes, Field(ge=1024**2, le=2**60)] = 8 * 1024**3
+    slots_disk_budget: Annotated[tables.Bytes, Field(ge=1024**2, le=2**60)] = 8 * 1024**3
     """disk space for saved conversations, in bytes or as in 8 GiB"""
     slots_key_file: ExpandedPath | None = None
     """file with the keys that encrypt saved conversations, as `corral slots new-key` makes it;
     unset: they are not encrypted"""
     slots_max_age_days: float = Field(30, gt=0, le=36_500)
     """saved conversations unused for so long are deleted"""
-    slots_write_budget: Annotated[Bytes, Field(ge=0, le=2**60)] = 32 * 1024**3
+    slots_write_budget: Annotated[tables.Bytes, Field(ge=0, le=2**60)] = 32 * 1024**3
     """conversations written to disk in an hour while their model serves, in bytes or as in 32 GiB;
     0: they are saved only when their model is unloaded"""
     record_requests: bool = True
@@ -99,13 +82,13 @@ class SupervisorSettings(InstanceLimits, EvictionSettings):
     `corral usage` shows them"""
     slot_save_timeout_s: float = Field(10, gt=0, le=3600)
     """time for an instance to save its conversations"""
-    restart: RestartPolicy = RestartPolicy()
+    restart: tables.RestartPolicy = tables.RestartPolicy()
 
 
 class ModelSettings(ResidencyPolicy):
     """`[models.NAME]`: a GGUF file and how to serve it."""
 
-    path: ModelPath
+    path: tables.ModelPath
     """the GGUF file, of a split model its first shard; or hf:OWNER/NAME:QUANT,
     hf:OWNER/NAME:FILE.gguf or ollama:NAME:TAG, which any store may have"""
     engine: EngineField | None = None
@@ -114,21 +97,21 @@ class ModelSettings(ResidencyPolicy):
     """a profile of `corral profile list`"""
     replicas: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = 1
     """processes that serve this model; auto: as many as are of use on this machine"""
-    draft: Literal["auto"] | ModelPath | None = None
+    draft: Literal["auto"] | tables.ModelPath | None = None
     """a smaller GGUF of the same vocabulary, for speculation: a file, or a reference as for path;
     auto: one in the model's directory, where there is one"""
-    aliases: tuple[Alias, ...] = ()
+    aliases: tuple[tables.Alias, ...] = ()
     """other names that clients may use; * stands for all that no model has"""
     fallback: tuple[Text, ...] = Field((), max_length=8)
     """models, aliases or variants that answer chats, the first that can, while this model cannot be
     served"""
-    variants: dict[VariantName, Variant] = Field(default_factory=dict)
+    variants: dict[tables.VariantName, Variant] = Field(default_factory=dict)
     """the same processes under NAME:VARIANT, with other request defaults"""
     flags: dict[FlagName, FlagSetting] = Field(default_factory=dict)
     """llama-server's own long names; they win over the profile"""
     args: tuple[Argument, ...] = ()
     """passed to llama-server last, unchecked"""
-    loras: dict[VariantName, LoraSetting] = Field(default_factory=dict, max_length=LORAS_MAX)
+    loras: dict[tables.VariantName, LoraSetting] = Field(default_factory=dict, max_length=LORAS_MAX)
     """LoRA adapters: the GGUF of each, or { path = FILE, scale = NUMBER }; requests choose one by
     the model name MODEL+NAME"""
     warm_prompts: tuple[ExpandedPath, ...] = Field((), max_length=16)
@@ -136,12 +119,12 @@ class ModelSettings(ResidencyPolicy):
     learn_prompts: bool = False
     """save prefixes that conversations share, and prefill them after warm_prompts"""
     batching: BatchingSettings = BatchingSettings()
-    slots: SlotSettings = SlotSettings()
-    restart: RestartPolicy = RestartPolicy()
+    slots: tables.SlotSettings = tables.SlotSettings()
+    restart: tables.RestartPolicy = tables.RestartPolicy()
     """keys that differ from [supervisor.restart]"""
     trial: TrialSettings | None = None
     """another profile or engine, on one more replica, for a share of conversations"""
-    workers: tuple[WorkerName, ...] = Field((), max_length=16)
+    workers: tuple[tables.WorkerName, ...] = Field((), max_length=16)
     """names of [workers] that compute its layers, in this order"""
     on_worker_loss: Literal["wait", "without"] = "wait"
     """while one of them does not answer: wait for it, or run without it"""
@@ -192,20 +175,20 @@ class Settings(BaseSettings):
     unset: the build of `corral engine use`, vendor/, the installed package, PATH"""
     proxy: ProxySettings = ProxySettings()
     supervisor: SupervisorSettings = SupervisorSettings()
-    balance: BalanceSettings = BalanceSettings()
+    balance: tables.BalanceSettings = tables.BalanceSettings()
     jobs: JobSettings = JobSettings()
-    releases: ReleaseSettings = ReleaseSettings()
-    history: HistorySettings = HistorySettings()
-    hooks: HookSettings = HookSettings()
-    models: dict[ModelName, ModelSettings] = Field(default_factory=dict)
+    releases: tables.ReleaseSettings = tables.ReleaseSettings()
+    history: tables.HistorySettings = tables.HistorySettings()
+    hooks: tables.HookSettings = tables.HookSettings()
+    models: dict[tables.ModelName, ModelSettings] = Field(default_factory=dict)
     """the models, by the name clients use"""
     models_dir: tuple[ExpandedPath, ...] | ExpandedPath = ()
     """directories with GGUF files, one or several; `corral model list` shows what is below them"""
     serve_found: bool = False
     """serve all models of `corral model list` by name, each loaded by its first request"""
-    nodes: dict[NodeName, NodeSettings] = Field(default_factory=dict)
+    nodes: dict[tables.NodeName, NodeSettings] = Field(default_factory=dict)
     """other machines whose models are served too"""
-    workers: dict[WorkerName, WorkerSettings] = Field(default_factory=dict)
+    workers: dict[tables.WorkerName, tables.WorkerSettings] = Field(default_factory=dict)
     """RPC servers that compute layers for models here"""
 
     @classmethod
@@ -228,7 +211,7 @@ class Settings(BaseSettings):
         """Return whether the sizes of a model's requests are recorded."""
         return self.supervisor.record_requests and model in self.models
 
-    def restart_policy(self, model: str) -> RestartPolicy:
+    def restart_policy(self, model: str) -> tables.RestartPolicy:
         """Return `[supervisor.restart]` with the keys that a model sets itself."""
         own = self.models[model].restart.model_dump(exclude_unset=True)
         return self.supervisor.restart.model_copy(update=own)
