@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -254,7 +254,7 @@ def verdict_class(finding: Finding, variant: VariantFinding) -> str:
     return "better" if found.is_better(finding.words) else "worse"
 
 
-def shell(words: Sequence[str], home: Path | None = None) -> str:
+def shell(words: Iterable[str], home: Path | None = None) -> str:
     """Quote the words of a command; the home directory, which often names a person, becomes `~`."""
     start = f"{home or expand_home(Path('~'))}/"
     return " ".join(

@@ -20,7 +20,6 @@ from supervisor.cli.options import (
     Models,
     Names,
     flag,
-    names_of,
     verb,
     word,
 )
@@ -274,7 +273,7 @@ def explain(
     """Show why a request took so long, and why its prompt was not in the cache."""
 
 
-@verb(measure_commands)
+@verb(measure_commands, "bench.bench")
 def bench(  # noqa: PLR0913, PLR0917 (a command has its options)
     model: Annotated[str, word("model", "A name from corral.toml, or a GGUF.")],
     profiles: Annotated[
@@ -300,20 +299,13 @@ def bench(  # noqa: PLR0913, PLR0917 (a command has its options)
         Path | None, Option(metavar="FILE.html", help="Write a report with plots there.")
     ] = None,
     config: Config = None,
-) -> CommandResult:
+) -> None:
     """Measure a model under several profiles, side by side, on engines of its own.
 
     Without --profiles: llama-server's own defaults against the model's profile. Each round starts
     every variant once, in another order. A running daemon is not disturbed. Ctrl-C keeps the
     results so far (exit code 130).
     """
-    from supervisor.cli.bench import BenchOptions
-    from supervisor.cli.bench import bench as call
-
-    options = BenchOptions(
-        names_of(profiles), names_of(workload), repeats, minutes, seed, force, report
-    )
-    return call(model, config, options)
 
 
 @verb(measure_commands)

@@ -7,7 +7,7 @@ import os
 import platform
 import secrets
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -18,6 +18,7 @@ from supervisor.bench.html_report import shell, write_report
 from supervisor.bench.own_engine import measure_threads
 from supervisor.bench.runner import Bench, RoundLimits
 from supervisor.bench.variants import LoadedModel, MachineFacts
+from supervisor.cli.options import names_of
 from supervisor.cli.requests import ask_records
 from supervisor.cli.targets import choose
 from supervisor.daemon.control_messages import ModelStatus
@@ -118,44 +119,40 @@ _EXIT_INTERRUPTED: Final = 130
 _SEED_BITS: Final = 31
 
 
-@dataclass(frozen=True, slots=True)
-class BenchOptions:
-    """The options of `corral bench`; no profiles: the default ones; no workloads: all that suit."""
-
-    profiles: tuple[str, ...] = ()
-    workloads: tuple[str, ...] = ()
-    repeats: int | None = None
-    minutes: float | None = None
-    seed: int | None = None
-    force: bool = False
-    report: Path | None = None
-
-
-def bench(word: str, config: Path | None, options: BenchOptions) -> CommandResult:
+def bench(  # noqa: PLR0913, PLR0917 (a command has its options)
+    model: str,
+    profiles: str,
+    workload: str,
+    repeats: int | None,
+    minutes: float | None,
+    seed: int | None,
+    force: bool,  # noqa: FBT001 (as above)
+    report: Path | None,
+    config: Path | None,
+) -> CommandResult:
     """Measure and show the figures, also after Ctrl-C."""
     where = directories()
-    targets = choose([word], config, where)
-    settings, (model,) = targets.loaded.settings, targets.names
-    specs = variants.choose(settings, where, model, options.profiles)
-    recorded = [RecordedRequest(*row) for row in ask_records("sizes", model, ())]
-    workloads = standard_workloads.choose(options.workloads, model, specs[0].plan, recorded)
-    path = options.report
-    if path is not None and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
+    targets = choose([model], config, where)
+    settings, (name,) = targets.loaded.settings, targets.names
+    specs = variants.choose(settings, where, name, names_of(profiles))
+    recorded = [RecordedRequest(*row) for row in ask_records("sizes", name, ())]
+    workloads = standard_workloads.choose(names_of(workload), name, specs[0].plan, recorded)
+    if report and (report.is_dir() or not os.access(report.absolute().parent, os.W_OK)):
         raise AccessDenied(
-            f"cannot write the report {path}",
+            f"cannot write the report {report}",
             hint="name a file in a directory that exists and is yours to write",
         )
     facts = machine_facts(settings, specs[0].plan)
-    if not options.force:
+    if not force:
         variants.check(facts, specs)
-    measure_threads(LaunchPlanner(settings, where), model, where)
-    specs = variants.choose(settings, where, model, options.profiles)  # with measured threads
+    measure_threads(LaunchPlanner(settings, where), name, where)
+    specs = variants.choose(settings, where, name, names_of(profiles))  # with measured threads
     job = Bench(
-        model=model,
+        model=name,
         specs=specs,
         workloads=workloads,
-        limits=RoundLimits(options.repeats, options.minutes),
-        seed=secrets.randbits(_SEED_BITS) if options.seed is None else options.seed,
+        limits=RoundLimits(repeats, minutes),
+        seed=secrets.randbits(_SEED_BITS) if seed is None else seed,
         directories=where,
         meter=ProgressMeter(),
         recorded=recorded,
@@ -168,12 +165,20 @@ def bench(word: str, config: Path | None, options: BenchOptions) -> CommandResul
     ]
     exit_code = 1 if notes else 0
     notes += result.notes
-    if path is not None:
+    if report:
+        given: dict[str, object] = {
+            "--seed": result.seed,
+            "--profiles": profiles,
+            "--workload": workload,
+        }
+        given |= {"--repeats": repeats, "--minutes": minutes and f"{minutes:g}"}
+        given |= {"--config": config and config.absolute()}
+        options = [word for pair in given.items() if pair[1] not in {None, ""} for word in pair]
         try:
-            write_report(result, path, _repeat(result, word, config, options))
-            notes.append(f"the report is in {path}")
+            write_report(result, report, shell(map(str, ["corral", "bench", model, *options])))
+            notes.append(f"the report is in {report}")
         except OSError as error:
-            notes.append(f"the report {path} was not written: {error.strerror}")
+            notes.append(f"the report {report} was not written: {error.strerror}")
             exit_code = 1
     exit_code = _EXIT_INTERRUPTED if result.is_interrupted else exit_code
     return CommandResult(data(result), _text(result), tuple(notes), exit_code)
@@ -199,17 +204,6 @@ def _measure(job: Bench, facts: MachineFacts) -> BenchResult:
         *([stopped] if is_interrupted else []),
     )
     return result_of(job, began_at, notes, is_interrupted=is_interrupted)
-
-
-def _repeat(result: BenchResult, word: str, config: Path | None, options: BenchOptions) -> str:
-    """Return the command that repeats the measurement with the same texts and orders."""
-    words = ["corral", "bench", word, "--seed", str(result.seed)]
-    words += ["--profiles", ",".join(options.profiles)] if options.profiles else []
-    words += ["--workload", ",".join(options.workloads)] if options.workloads else []
-    words += ["--repeats", str(options.repeats)] if options.repeats else []
-    words += ["--minutes", f"{options.minutes:g}"] if options.minutes else []
-    words += ["--config", str(config.absolute())] if config else []
-    return shell(words)
 
 
 def _text(result: BenchResult) -> str:

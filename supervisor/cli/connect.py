@@ -22,13 +22,21 @@ from supervisor.clients import journal
 from supervisor.clients.programs import CLIENTS
 from supervisor.daemon.control_client import Client
 from supervisor.daemon.control_messages import DaemonStatus, ModelStatus
-from supervisor.errors import AccessDenied, CorralError, NoSuchModel, NotRunning, SettingsInvalid
+from supervisor.errors import (
+    AccessDenied,
+    CorralError,
+    NoSuchModel,
+    NotRunning,
+    SettingsInvalid,
+    access_denied,
+)
 from supervisor.models.metadata import read
 from supervisor.models.model_meta import makes_vectors
 from supervisor.output import CommandResult, table
+from supervisor.settings.import_flags import read_text
 from supervisor.settings.load import load
 from supervisor.settings.schema import Settings
-from supervisor.system.files import back_up, open_regular, rewrite, write_atomic
+from supervisor.system.files import back_up, rewrite, write_atomic
 from supervisor.system.paths import directories, make_private
 
 # The model may have to be loaded first, and its prompt computed.
@@ -142,7 +150,7 @@ def _refusal_error(answer: httpx.Response) -> CorralError:
     return CorralError(text, hint="corral status shows its models")
 
 
-_FILE_MAX_BYTES: Final = 4 * 1024**2
+_WRITABLE: Final = "make it yours and writable, then try again"
 
 
 class SettingsFiles:
@@ -167,7 +175,7 @@ class SettingsFiles:
                 made.append(
                     journal.apply_file_settings(text or "", file, before, is_new=text is None)
                 )
-        with _report_os_errors(self._journals):
+        with access_denied(f"cannot change {self._journals}", _WRITABLE):
             make_private(self._journals.parent)
             make_private(self._journals)
             entries = [*(file_entries for _, file_entries in made), *earlier.values()]
@@ -194,13 +202,13 @@ class SettingsFiles:
         restored = []
         for file, (text, left) in found:
             is_removed = file.is_new and journal.is_empty(text)
-            with _report_os_errors(file.path):
+            with access_denied(f"cannot change {file.path}", _WRITABLE):
                 if is_removed:
                     file.path.unlink(missing_ok=True)
                 else:
                     rewrite(file.path, text)
             restored.append((file.path, left, is_removed))
-        with _report_os_errors(self._journals):
+        with access_denied(f"cannot change {self._journals}", _WRITABLE):
             self._journal(client).unlink()
         return restored
 
@@ -232,23 +240,12 @@ def _report_format_errors(path: Path) -> Iterator[None]:
 
 
 def _text(path: Path) -> str | None:
-    """Return the text of a file, None if there is none."""
-    with _report_os_errors(path):
-        try:
-            with open_regular(path) as file:
-                content = file.read(_FILE_MAX_BYTES + 1)
-        except FileNotFoundError:
-            return None
-    if len(content) > _FILE_MAX_BYTES:
-        raise SettingsInvalid(f"{path} is larger than {_FILE_MAX_BYTES} bytes", hint="shorten it")
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise SettingsInvalid(f"{path} is not UTF-8", hint="correct it, then try again") from error
+    """Return the text of a file, None if there is none; raises SettingsInvalid."""
+    return read_text(path) if os.path.lexists(path) else None
 
 
 def _write_text(path: Path, text: str) -> tuple[Path, Path | None]:
-    with _report_os_errors(path):
+    with access_denied(f"cannot change {path}", _WRITABLE):
         if not path.exists():
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomic(path, text)
@@ -258,15 +255,8 @@ def _write_text(path: Path, text: str) -> tuple[Path, Path | None]:
         return path, backup
 
 
-@contextmanager
-def _report_os_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise AccessDenied(
-            f"cannot change {error.filename or path}: {error.strerror or error}",
-            hint="make it yours and writable, then try again",
-        ) from error
+def names() -> Iterator[str]:
+    return (client.name for client in CLIENTS)
 
 
 def list_clients() -> CommandResult:
@@ -274,8 +264,8 @@ def list_clients() -> CommandResult:
     places, files = _places(), SettingsFiles(directories().data)
     rows = [_row(client, places, files) for client in CLIENTS]
     rows.sort(key=lambda row: (not row["connected"], not row["found"]))
-    names = {"True": "yes", "False": "-"}
-    cells = [[names.get(str(value), str(value)) for value in row.values()] for row in rows]
+    words = {True: "yes", False: None}
+    cells = [[words.get(value, value) for value in row.values()] for row in rows]
     text = table(("CLIENT", "PROGRAM", "FOUND", "CONNECTED"), cells)
     return CommandResult(rows, text, ("corral connect CLIENT shows its settings",))
 
@@ -283,14 +273,10 @@ def list_clients() -> CommandResult:
 def show(name: str, model: str | None, small: str | None) -> CommandResult:
     client = _client(name)
     facts = daemon_facts(model, small)
-    settings = client.files(facts, _places())
-    text = "\n\n".join(f"# {file.path}\n{journal.text_of(file)}".rstrip() for file in settings)
-    data = {
-        "client": name,
-        "files": [
-            {"path": str(file.path), "content": journal.text_of(replace(file))} for file in settings
-        ],
-    }
+    texts = {str(file.path): journal.text_of(file) for file in client.files(facts, _places())}
+    text = "\n\n".join(f"# {path}\n{content}".rstrip() for path, content in texts.items())
+    files = [{"path": path, "content": content} for path, content in texts.items()]
+    data = {"client": name, "files": files}
     notes = (*journal.notes_of(client, facts), f"corral connect {name} --write writes them")
     return CommandResult(data, text, notes)
 
@@ -350,7 +336,7 @@ def _places() -> client_module.Places:
 
 def _row(
     client: client_module.ClientProgram, places: client_module.Places, files: SettingsFiles
-) -> dict[str, object]:
+) -> dict[str, Any]:
     is_installed = any(shutil.which(program) for program in client.programs or (client.name,))
     directory = client.directory(places)
     is_own = directory not in {places.home, places.corral}

@@ -86,8 +86,8 @@ def _row(key: Key) -> tuple[object, ...]:
     return key.name, models, *limits, key.priority, "yes" if key.admin else None
 
 
-def names(config: Path | None) -> tuple[str, ...]:
-    return tuple(key.name for key in _keys(_path(_load_settings(config))))
+def names() -> Iterator[str]:
+    return (key.name for key in _keys(_path(_load_settings(None))))
 
 
 def remove(name: str, config: Path | None) -> CommandResult:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -20,13 +21,19 @@ if TYPE_CHECKING:
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _BYTES: Final = {"KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 _UNIT_CHARACTERS: Final = 3
+_TIME: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([smhd])")
+
+
+def seconds_of(text: str) -> float | None:
+    """Parse a time such as `90s`, `10m`, `2h` or `1d`; None if it is none."""
+    found = _TIME.fullmatch(text)
+    return float(found[1]) * _SECONDS[found[2]] if found else None
 
 
 def read_seconds(text: str) -> float:
-    """Parse a time such as `10m`, `90s` or `2h`; raises BadParameter."""
-    unit = _SECONDS.get(text[-1:])
+    """Parse a time, or a number of seconds; raises BadParameter."""
     try:
-        return float(text[:-1]) * unit if unit else float(text)
+        return float(text) if (found := seconds_of(text)) is None else found
     except ValueError as error:
         raise BadParameter(f"{text} is not a time; write 90s, 10m or 2h") from error
 

@@ -84,7 +84,7 @@ def report(config: Path | None, output: Path | None, *, with_prompts: bool) -> C
     found = [
         *_parts(config, loaded, with_prompts=with_prompts),
         *_daemon_parts(where, has_quotes=is_verbose and not with_prompts),
-        _past_requests(),
+        _part("past_requests.jsonl", _past_requests),
         *logs,
     ]
     clean = _anonymizer(loaded)
@@ -102,43 +102,43 @@ def report(config: Path | None, output: Path | None, *, with_prompts: bool) -> C
 def _parts(
     config: Path | None, loaded: Loaded | CorralError, *, with_prompts: bool
 ) -> Iterator[archive.Part]:
-    yield archive.Part("versions.json", to_json(archive.versions(), indent=True))
-    yield archive.Part("machine.json", to_json(archive.machine_facts(directories()), indent=True))
-    yield _command_part("engines.txt", lambda: list_engines(config))
-    yield _command_part("doctor.txt", lambda: doctor(config))
-    if isinstance(loaded, CorralError):
-        yield archive.Part("settings.txt", _error_text(loaded))
-    else:
+    def settings() -> str:
+        if isinstance(loaded, CorralError):
+            raise loaded
         values = flatten(loaded.settings.model_dump(mode="json"))
         lines = archive.without_secrets(values, loaded.origins, with_prompts=with_prompts)
-        yield archive.Part(
-            "settings.txt", "\n".join([str(loaded.path or "no settings file"), *lines])
-        )
-        for model in list(loaded.settings.models)[:_MODELS_MAX]:
-            name = f"plans/{_UNSAFE.sub('_', model)}.txt"
-            yield _command_part(name, lambda model=model: plan(model, config))  # type: ignore[misc]
+        return "\n".join([str(loaded.path or "no settings file"), *lines])
+
+    yield archive.Part("versions.json", to_json(archive.versions(), indent=True))
+    yield archive.Part("machine.json", to_json(archive.machine_facts(directories()), indent=True))
+    yield _part("engines.txt", lambda: _shown(list_engines(config)))
+    yield _part("doctor.txt", lambda: _shown(doctor(config)))
+    yield _part("settings.txt", settings)
+    models = () if isinstance(loaded, CorralError) else loaded.settings.models
+    for model in list(models)[:_MODELS_MAX]:
+        name = f"plans/{_UNSAFE.sub('_', model)}.txt"
+        yield _part(name, lambda model=model: _shown(plan(model, config)))  # type: ignore[misc]
 
 
-def _past_requests() -> archive.Part:
-    name = "past_requests.jsonl"
+def _part(name: str, make: Callable[[], str]) -> archive.Part:
+    """Return a file of the report, with the error if its content cannot be made."""
     try:
-        found = list_past(HistoryQuery(limit=_REQUESTS_MAX)).data
+        return archive.Part(name, make())
     except CorralError as error:
         return archive.Part(name, _error_text(error))
-    rows = found if isinstance(found, list) else []
+
+
+def _shown(result: CommandResult) -> str:
+    return "\n".join([result.text, *result.notes])
+
+
+def _past_requests() -> str:
+    found = list_past(HistoryQuery(limit=_REQUESTS_MAX)).data
     lines = [
         to_json(archive.clean_event({"event": "request.finished", **row}, has_quotes=True))
-        for row in rows
+        for row in (found if isinstance(found, list) else [])
     ]
-    return archive.Part(name, "\n".join([*lines, ""]))
-
-
-def _command_part(name: str, call: Callable[[], CommandResult]) -> archive.Part:
-    try:
-        result = call()
-    except CorralError as error:
-        return archive.Part(name, _error_text(error))
-    return archive.Part(name, "\n".join([result.text, *result.notes]))
+    return "\n".join([*lines, ""])
 
 
 def _daemon_parts(where: Directories, *, has_quotes: bool) -> Iterator[archive.Part]:

@@ -6,7 +6,6 @@ without a daemon, this process reads the file.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -14,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from proxy.observe.past import HistoryQuery, RequestStats, StoredRequest
+from supervisor.cli.options import seconds_of
 from supervisor.daemon.control_client import Client
 from supervisor.daemon.control_messages import phase_text
 from supervisor.errors import HistoryUnavailable, NoSuchRequest, NotRunning, SettingsInvalid
@@ -191,8 +191,6 @@ def in_flight_row(request: RequestStats) -> dict[str, str]:
 
 
 _LIMIT: Final = 20
-_AGE: Final = re.compile(r"(\d{1,9}(?:\.\d+)?)([smhd])")
-_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def list_past(query: HistoryQuery, since: str | None = None) -> CommandResult:
@@ -216,11 +214,13 @@ def show(request_id: str) -> CommandResult:
     return CommandResult({"state": "finished", **found[0]}, request_lines(found[0]), notes)
 
 
+def running_ids() -> list[str]:
+    return [str(request["id"]) for request in read_running_requests()]
+
+
 def latest_ids() -> list[str]:
-    return [
-        str(request["id"])
-        for request in (*read_running_requests(), *read_past_requests(HistoryQuery(limit=_LIMIT)))
-    ]
+    past = read_past_requests(HistoryQuery(limit=_LIMIT))
+    return [*running_ids(), *(str(request["id"]) for request in past)]
 
 
 def forget(model: str | None, *, everything: bool) -> CommandResult:
@@ -233,9 +233,9 @@ def forget(model: str | None, *, everything: bool) -> CommandResult:
 
 def since_of(text: str, now: datetime) -> float:
     """Return the Unix time of an age (`90s`) or a local ISO 8601 date; raises SettingsInvalid."""
-    if found := _AGE.fullmatch(text):
-        return now.timestamp() - float(found[1]) * _SECONDS[found[2]]
     try:
+        if (age_s := seconds_of(text)) is not None:
+            return now.timestamp() - age_s
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
         raise SettingsInvalid(

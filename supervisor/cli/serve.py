@@ -16,12 +16,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from supervisor import errors
-from supervisor.cli.targets import Targets, choose, settings_reader
+from supervisor.cli.targets import Targets, choose
 from supervisor.daemon.desktop import exit_with_starter
 from supervisor.output import CommandResult, run_command, warn
 from supervisor.service import units
@@ -142,12 +143,10 @@ def serve(
             with exit_with_starter(0):  # the longest import of a start needs no clean-up
                 import supervisor.daemon.daemon  # noqa: F401
         with _log_sink(where, to_file=report.is_open) as sink:
-            reread = settings_reader(targets, where, listen)
-            _run(
-                lambda: _daemon(targets, reread, where, sink, notifier, is_desktop=is_desktop),
-                wanted,
-                lambda: report.send({"models": named}),
+            new_daemon = partial(
+                _daemon, targets, listen, where, sink, notifier, is_desktop=is_desktop
             )
+            _run(new_daemon, wanted, lambda: report.send({"models": named}))
     except errors.CorralError as error:
         if not report.is_open:
             raise
@@ -199,7 +198,7 @@ class _Report:
 
 def _daemon(
     targets: Targets,
-    reread: Callable[[], Loaded],
+    listen: str | None,
     where: Directories,
     sink: Sink,
     notifier: ServiceNotifier,
@@ -211,9 +210,12 @@ def _daemon(
     from supervisor.daemon.parts import DaemonParts
     from supervisor.events import EventStream
 
+    def reread() -> Loaded:
+        # Without words for models of the file, which may have other models by then.
+        return choose(targets.added, targets.loaded.path, where, listen).loaded
+
     key = new_desktop_key(where.desktop_key) if is_desktop else None
-    parts = DaemonParts(targets.loaded, reread, where, EventStream(sink), notifier, key)
-    return Daemon(parts)
+    return Daemon(DaemonParts(targets.loaded, reread, where, EventStream(sink), notifier, key))
 
 
 def _run(

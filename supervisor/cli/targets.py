@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
@@ -153,20 +154,6 @@ def additional_models(
     return tables
 
 
-def settings_reader(
-    targets: Targets, where: Directories, listen: str | None
-) -> Callable[[], Loaded]:
-    """Return a function that reads the same settings file and added models again.
-
-    Words for models of the file are dropped: the file may have other models by then.
-    """
-
-    def read() -> Loaded:
-        return choose(targets.added, targets.loaded.path, where, listen).loaded
-
-    return read
-
-
 @dataclass(frozen=True, slots=True)
 class _Target:
     """A model that the settings do not have; `word` is valid in any directory."""
@@ -286,9 +273,6 @@ def _files(prefix: str) -> Iterator[str]:
                 yield f"{directory}/{entry.name}"
 
 
-# The words of each kind; imports stay inside, so that completion is fast.
-
-
 def _models() -> Iterator[str]:
     where = directories()
     for name, pin in pinned_module.pins().items():
@@ -300,28 +284,15 @@ def _models() -> Iterator[str]:
         yield from (f"{name}+{adapter}" for adapter in model.loras)
 
 
-def _keys() -> Iterable[str]:
-    from supervisor.cli.key import names
+def _words_of(target: str) -> Callable[[], Iterable[str]]:
+    """Return a function of another module of this package, which is imported when it is called."""
+    module, _, name = target.partition(".")
 
-    return names(None)
+    def words() -> Iterable[str]:
+        found: Iterable[str] = getattr(import_module(f"supervisor.cli.{module}"), name)()
+        return found
 
-
-def _clients() -> Iterable[str]:
-    from supervisor.clients.programs import CLIENTS
-
-    return (client.name for client in CLIENTS)
-
-
-def _requests() -> Iterator[str]:
-    from supervisor.daemon.control_client import Client
-
-    yield from (request.id for request in Client(directories().control_socket).requests())
-
-
-def _all_requests() -> Iterator[str]:
-    from supervisor.cli.requests import latest_ids
-
-    yield from latest_ids()
+    return words
 
 
 def _settings() -> Iterator[str]:
@@ -342,10 +313,10 @@ _WORDS: Final[Mapping[Kind, Callable[[], Iterable[str]]]] = {
     "model": _models,
     "profile": lambda: profile.names(directories().profiles),
     "engine": lambda: (build.name for build in installed_builds(directories().engines)),
-    "key": _keys,
+    "key": _words_of("key.names"),
     "setting": _settings,
-    "client": _clients,
-    "request": _requests,
-    "any request": _all_requests,
+    "client": _words_of("connect.names"),
+    "request": _words_of("requests.running_ids"),
+    "any request": _words_of("requests.latest_ids"),
     "hook": lambda: get_args(HookName),
 }

@@ -204,7 +204,8 @@ class _Display:
 def top(interval_s: float, *, once: bool, as_json: bool) -> CommandResult:
     """Show models and requests until q or Ctrl-C; with `once` or without a terminal, one frame."""
     client = Client(directories().control_socket)
-    first, has_colour = top_view.read_sample(client), wants_colour(sys.stdout)
+    first = top_view.Sample(client.status(), client.requests())
+    has_colour = wants_colour(sys.stdout)
     if once or as_json or not is_usable():
         columns = os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else None
         text = top_view.render_once(first, columns, has_colour=has_colour)

@@ -1,4 +1,4 @@
-"""Renders the frames of `corral top` from samples, and handles keys. Pure, except `read_sample`."""
+"""Renders the frames of `corral top` from samples, and handles keys. Pure, except `try_read`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def first_row(selected: int | None, count: int, rows: int) -> int:
 Order = Literal["age", "model", "tokens/s", "tokens", "client", "phase"]
 
 _PHASES: Final = ("reading", "queued", "loading", "prefill", "decode", "stalled", "ending")
-# Sort keys: names ascend; figures descend.
+# Sort keys, in the order of the keys to press; names ascend, figures descend.
 _BY: Final[Mapping[Order, Callable[[RequestStats], Any]]] = {
     "age": lambda request: -request.age_s,
     "model": lambda request: request.model or "",
@@ -69,14 +69,10 @@ class Sample:
     note: str = ""
 
 
-def read_sample(client: Client, note: str = "") -> Sample:
-    """Ask the daemon, with two requests; raises NotRunning or DaemonBusy."""
-    return Sample(client.status(), client.requests(), note=note)
-
-
 def try_read(client: Client, note: str = "") -> Sample:
+    """Ask the daemon, with two requests."""
     try:
-        return read_sample(client, note)
+        return Sample(client.status(), client.requests(), note=note)
     except CorralError as error:
         return Sample(problem=error.message, note=note)
 
@@ -89,14 +85,7 @@ def cancel(client: Client, request_id: str) -> str:
     return f"cancelled {request_id}"
 
 
-ORDERS: Final[Mapping[str, Order]] = {
-    "a": "age",
-    "m": "model",
-    "t": "tokens/s",
-    "n": "tokens",
-    "c": "client",
-    "p": "phase",
-}
+ORDERS: Final[Mapping[str, Order]] = dict(zip("amtncp", _BY, strict=True))
 _STEPS: Final = {"j": 1, "down": 1, "k": -1, "up": -1, "page down": 10, "page up": -10}
 
 
@@ -190,17 +179,9 @@ REQUEST_COLUMNS: Final = {
     "TOKENS": 60,
     "TOKENS/S": 50,
 }
-_FIGURES: Final = {
-    "QUEUED",
-    "SLOTS",
-    "SLOT",
-    "TOKENS/S",
-    "TOKENS",
-    "MEMORY",
-    "UP",
-    "AGE",
-    "RESTARTS",
-}
+_FIGURES: Final = frozenset(
+    ["QUEUED", "SLOTS", "SLOT", "TOKENS/S", "TOKENS", "MEMORY", "UP", "AGE", "RESTARTS"]
+)
 
 
 def summary(status: messages.DaemonStatus, requests: Sequence[RequestStats]) -> tuple[str, str]:
@@ -342,18 +323,12 @@ def _tables(view: View, sample: Sample, area: Size) -> Iterator[RenderableType]:
     marked = -1 if chosen is None else chosen - first
     if requests:
         rows = [_clean_cells(in_flight_row(request).values()) for request in listed]
-        rows = rows if area[1] == _UNLIMITED else _mark_row(rows, marked)
+        if area[1] != _UNLIMITED:  # the mark is a character, which each terminal shows
+            marks = (_MARK if number == marked else " " for number in range(len(rows)))
+            rows = [(f"{mark} {row[0]}", *row[1:]) for mark, row in zip(marks, rows, strict=True)]
         yield _table(REQUEST_COLUMNS, rows, area)
     else:
         yield Text("no request is in flight")
-
-
-def _mark_row(rows: Iterable[tuple[str, ...]], marked: int) -> list[tuple[str, ...]]:
-    """Mark a row with a character, which a terminal without styles shows too."""
-    return [
-        (f"{_MARK if number == marked else ' '} {row[0]}", *row[1:])
-        for number, row in enumerate(rows)
-    ]
 
 
 def _table(columns: Mapping[str, int], rows: Sequence[tuple[str, ...]], area: Size) -> Table:

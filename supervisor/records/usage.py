@@ -133,15 +133,8 @@ _SUM: Final = """
     GROUP BY {names} ORDER BY {names}
 """
 # The figures of a sum.
-FIGURES: Final = (
-    "requests",
-    "prompt_tokens",
-    "cached_tokens",
-    "generated_tokens",
-    "total_tokens",
-    "slot_seconds",
-    "cpu_seconds",
-)
+_COUNTS: Final = ("requests", "prompt_tokens", "cached_tokens", "generated_tokens", "total_tokens")
+FIGURES: Final = (*_COUNTS, "slot_seconds", "cpu_seconds")
 
 
 def sum_usage(connection: sqlite3.Connection, query: Query) -> list[dict[str, Any]]:
