@@ -520,6 +520,7 @@ def match_slots(
     2. Other slots match tasks by recency, latest first, if their content is equal or unknown.
     3. Of slots used at once an equal one matches; an older equal one too: those after it are lost.
     4. A task that matches none is not ours; lost slots get such numbers as guesses, and no content.
+       The number of an only slot is no guess, unless somebody else uses it now.
 
     Requests that are sent at once may begin in another order, so their numbers stay. `pending` is
     the slot of a request that is not sent yet.
@@ -553,7 +554,9 @@ def match_slots(
         while rest and rest[0].started_tick > matched.started_tick:
             lost.append(rest.pop(0))
     guesses = zip((*lost, *rest), foreign, strict=False)
-    return found | {slot: (number, GUESSED, EMPTY) for slot, number in guesses}
+    is_only = len(slots) == len(listed) == 1 and not listed[0].is_busy
+    certainty = CONFIRMED if is_only else GUESSED
+    return found | {slot: (number, certainty, EMPTY) for slot, number in guesses}
 
 
 def _match(

@@ -379,6 +379,16 @@ def test_a_known_slot_that_others_used_is_not_the_one_any_more() -> None:
     assert (first.conversation, second.conversation) == (None, chat("b"))
 
 
+def test_the_number_of_an_only_slot_is_known_after_a_warm_up_that_nobody_told_of() -> None:
+    slot_map = SlotMap(1)
+    slot_map.sync([seen(0, 0, 7)], None, NOW_S)
+    (tracked,) = slot_map.idle
+    assert tracked.is_confirmed
+    assert tracked.conversation is None
+    slot_map.sync([seen(0, 5, 90, is_busy=True)], None, NOW_S)
+    assert not tracked.is_confirmed
+
+
 def test_the_number_of_a_slot_that_was_never_used_is_known() -> None:
     slot_map = SlotMap(2)
     first = slot_map.reserve(object(), chat("a"), NOW_S)
