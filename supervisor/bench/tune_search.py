@@ -36,110 +36,6 @@ class BaseFailed(Exception):
     """The base could not be measured; the text is a clause."""
 
 
-class Rounds:
-    """The measurements of one search; no measurement outlasts the budget."""
-
-    def __init__(
-        self,
-        trials: Trials,
-        measure: Measure,
-        *,
-        budget_s: float,
-        clock: Callable[[], float],
-        seed: int,
-        progress: Progress,
-    ) -> None:
-        """The budget counts from now."""
-        self.stage = "base"
-        self.number = 0
-        self._trials = trials
-        self._measure = measure
-        self._progress = progress
-        self._clock = clock
-        self._shares_from_s = clock()
-        self._end_s = clock() + budget_s
-        self._random = random.Random(seed)  # noqa: S311 (an order, not a secret)
-        self._taken_s: list[float] = []
-        self._base_s = 0.0
-
-    async def measure_base(self, until_s: float) -> None:
-        """Measure the base twice uncounted, as the first start reads the disk; or BaseFailed."""
-        for _ in range(2):
-            found = await self._timed(BASE, until_s - self._clock())
-            if isinstance(found, str):
-                raise BaseFailed(found)
-            self._base_s = self._taken_s[-1]
-            del self._taken_s[:-1]
-        self._shares_from_s = self._clock()
-
-    async def halve(self, alive: Sequence[Variant], until_s: float, kept: int) -> list[Variant]:
-        """Measure variants in passes; the better half of each continues to the next."""
-        found: Sequence[Variant] = alive
-        for _ in range(_PASSES):
-            if not await self._pass(alive, until_s):
-                break
-            found = self._trials.rank(alive)
-            alive = found[: max(kept, math.ceil(len(found) / 2))]
-        return self._trials.rank(found)
-
-    async def run(self, variants: Sequence[Variant], until_s: float) -> bool:
-        """Measure the base and as many variants as time allows; return False if none."""
-        room = int((until_s - self._clock()) / self.cost_s) - 1
-        fitting = [variant for variant in variants if self._trials.is_alive(variant)][
-            : max(0, room)
-        ]
-        if not fitting:
-            return False
-        order = [BASE, *fitting]
-        self._random.shuffle(order)
-        self.number += 1
-        for variant in order:
-            found = await self._timed(
-                variant, min(self.left_s, self._base_s * _LIMIT_FACTOR + _LIMIT_MORE_S)
-            )
-            if isinstance(found, str) and self.left_s <= 0:
-                return False  # out of time, which says nothing about the variant
-            self._trials.add(variant, self.number, found)
-        return True
-
-    def affordable(self, until_s: float) -> int:
-        """Return how many variants all passes have time for; each pass has half of the last."""
-        measurements = (until_s - self._clock()) / self.cost_s * _GROUP / (_GROUP + 1)
-        return max(0, int(measurements / sum(0.5**number for number in range(_PASSES))))
-
-    def at(self, share: float) -> float:
-        """Return the clock's time when this share of the time since the base is used."""
-        return self._shares_from_s + (self._end_s - self._shares_from_s) * share
-
-    @property
-    def left_s(self) -> float:
-        return self._end_s - self._clock()
-
-    @property
-    def cost_s(self) -> float:
-        return max(1e-3, sum(self._taken_s) / len(self._taken_s))
-
-    def show(self) -> None:
-        self._progress(self.stage, self.left_s)
-
-    async def _pass(self, variants: Sequence[Variant], until_s: float) -> bool:
-        alive = [variant for variant in variants if self._trials.is_alive(variant)]
-        self._random.shuffle(alive)
-        for at in range(0, len(alive), _GROUP):
-            if not await self.run(alive[at : at + _GROUP], until_s):
-                return False
-        return bool(alive)
-
-    async def _timed(self, variant: Variant, limit_s: float) -> Figures | str:
-        if limit_s <= 0:
-            return "there was no time left"
-        self.show()
-        began_at_s = self._clock()
-        found = await self._measure(variant, limit_s)
-        self._taken_s.append(self._clock() - began_at_s)
-        return found
-
-
 # Checks a variant's quality within a number of seconds; returns a clause against it, or None.
 Check = Callable[[Variant, float], Awaitable[str | None]]
 
@@ -180,20 +76,25 @@ class Search:
         seed: int,
         progress: Progress = lambda _stage, _left_s: None,
     ) -> None:
-        """`candidates` are ordered, the most promising first."""
+        """`candidates` are ordered, the most promising first; the budget counts from now."""
         self.trials = Trials(goal)
         self._goal = goal
         self._untried = tuple(candidates)
+        self._measure = measure
         self._check = check
+        self._progress = progress
         self._clock = clock
-        self._rounds = Rounds(
-            self.trials, measure, budget_s=budget_s, clock=clock, seed=seed, progress=progress
-        )
+        self._shares_from_s = clock()
+        self._end_s = clock() + budget_s
+        self._random = random.Random(seed)  # noqa: S311 (an order, not a secret)
+        self._stage = "base"
+        self._number = 0  # of the last round
+        self._taken_s: list[float] = []
+        self._base_s = 0.0
 
     async def run(self) -> Outcome:
         """Search until the result is certain or the time is over; raises BaseFailed."""
-        rounds = self._rounds
-        await rounds.measure_base(rounds.at(_BASE_UNTIL))
+        await self._measure_base(self._time_at(_BASE_UNTIL))
         alive = await self._screen()
         finalists = await self._accept_finalists(await self._combine(alive))
         final = await self._final(finalists)
@@ -202,13 +103,13 @@ class Search:
 
     async def _screen(self) -> list[Variant]:
         """Measure as many variants as time allows; take more time while none of them helps."""
-        self._rounds.stage = "screening"
+        self._stage = "screening"
         alive: list[Variant] = []
         for share in _SCREEN_UNTIL:
-            until_s = self._rounds.at(share)
-            count = self._rounds.affordable(until_s)
+            until_s = self._time_at(share)
+            count = self._affordable(until_s)
             tried, self._untried = self._untried[:count], self._untried[count:]
-            alive += await self._rounds.halve(tried, until_s, _KEPT)
+            alive += await self._halve(tried, until_s, _KEPT)
             if any(self.trials.ratio(variant) > _PROMISING for variant in alive):
                 break
         return alive
@@ -221,8 +122,8 @@ class Search:
         if not helping:
             return []
         both = [*self._combinations(helping)[:_COMBINATIONS], *helping[:_FINALISTS]]
-        self._rounds.stage = "combinations"
-        best = await self._rounds.halve(both, self._rounds.at(_COMBINE_UNTIL), _FINALISTS)
+        self._stage = "combinations"
+        best = await self._halve(both, self._time_at(_COMBINE_UNTIL), _FINALISTS)
         return [*best, *(variant for variant in self.trials.rank(helping) if variant not in best)]
 
     def _combinations(self, helping: Sequence[Variant]) -> list[Variant]:
@@ -240,10 +141,10 @@ class Search:
         return [variant for _, variant in sorted(known, key=lambda pair: -pair[0])]
 
     async def _accept_finalists(self, alive: Sequence[Variant]) -> list[Variant]:
-        self._rounds.stage = "quality"
+        self._stage = "quality"
         accepted: list[Variant] = []
         for variant in alive:
-            rounds = self._rounds.left_s / self._rounds.cost_s / (_FINALISTS + 1)
+            rounds = self._left_s / self._cost_s / (_FINALISTS + 1)
             if len(accepted) >= (_FINALISTS if rounds >= _ENOUGH_ROUNDS else 1):
                 break
             if reason := await self._reason_against(variant):
@@ -253,19 +154,19 @@ class Search:
         return accepted
 
     async def _reason_against(self, variant: Variant) -> str | None:
-        left_s = self._rounds.at(_CHECK_UNTIL) - self._clock()
+        left_s = self._time_at(_CHECK_UNTIL) - self._clock()
         if left_s <= 0:
             return "there was no time to check its quality"
-        self._rounds.show()
+        self._show()
         return await self._check(variant, left_s)
 
     async def _final(self, finalists: Sequence[Variant]) -> range:
-        self._rounds.stage = "final"
-        first = self._rounds.number + 1
+        self._stage = "final"
+        first = self._number + 1
         for _ in range(_FINAL_ROUNDS if finalists else 0):
-            if not await self._rounds.run(finalists, self._rounds.at(1)):
+            if not await self._measure_round(finalists, self._time_at(1)):
                 break
-        return range(first, self._rounds.number + 1)
+        return range(first, self._number + 1)
 
     def _decide(
         self, finalists: Sequence[Variant], final: range
@@ -288,3 +189,78 @@ class Search:
         if reason:
             self.trials.reject(variant, reason)
         return reason is None and self.trials.is_alive(variant)
+
+    async def _measure_base(self, until_s: float) -> None:
+        """Measure the base twice uncounted, as the first start reads the disk; or BaseFailed."""
+        for _ in range(2):
+            found = await self._timed(BASE, until_s - self._clock())
+            if isinstance(found, str):
+                raise BaseFailed(found)
+            self._base_s = self._taken_s[-1]
+            del self._taken_s[:-1]
+        self._shares_from_s = self._clock()
+
+    async def _halve(self, alive: Sequence[Variant], until_s: float, kept: int) -> list[Variant]:
+        """Measure variants in passes; the better half of each continues to the next."""
+        found: Sequence[Variant] = alive
+        for _ in range(_PASSES):
+            if not await self._pass(alive, until_s):
+                break
+            found = self.trials.rank(alive)
+            alive = found[: max(kept, math.ceil(len(found) / 2))]
+        return self.trials.rank(found)
+
+    async def _measure_round(self, variants: Sequence[Variant], until_s: float) -> bool:
+        """Measure the base and as many variants as time allows; return False if none."""
+        room = int((until_s - self._clock()) / self._cost_s) - 1
+        fitting = [variant for variant in variants if self.trials.is_alive(variant)][: max(0, room)]
+        if not fitting:
+            return False
+        order = [BASE, *fitting]
+        self._random.shuffle(order)
+        self._number += 1
+        for variant in order:
+            found = await self._timed(
+                variant, min(self._left_s, self._base_s * _LIMIT_FACTOR + _LIMIT_MORE_S)
+            )
+            if isinstance(found, str) and self._left_s <= 0:
+                return False  # out of time, which says nothing about the variant
+            self.trials.add(variant, self._number, found)
+        return True
+
+    def _affordable(self, until_s: float) -> int:
+        """Return how many variants all passes have time for; each pass has half of the last."""
+        measurements = (until_s - self._clock()) / self._cost_s * _GROUP / (_GROUP + 1)
+        return max(0, int(measurements / sum(0.5**number for number in range(_PASSES))))
+
+    def _time_at(self, share: float) -> float:
+        """Return the clock's time when this share of the time since the base is used."""
+        return self._shares_from_s + (self._end_s - self._shares_from_s) * share
+
+    @property
+    def _left_s(self) -> float:
+        return self._end_s - self._clock()
+
+    @property
+    def _cost_s(self) -> float:
+        return max(1e-3, sum(self._taken_s) / len(self._taken_s))
+
+    def _show(self) -> None:
+        self._progress(self._stage, self._left_s)
+
+    async def _pass(self, variants: Sequence[Variant], until_s: float) -> bool:
+        alive = [variant for variant in variants if self.trials.is_alive(variant)]
+        self._random.shuffle(alive)
+        for at in range(0, len(alive), _GROUP):
+            if not await self._measure_round(alive[at : at + _GROUP], until_s):
+                return False
+        return bool(alive)
+
+    async def _timed(self, variant: Variant, limit_s: float) -> Figures | str:
+        if limit_s <= 0:
+            return "there was no time left"
+        self._show()
+        began_at_s = self._clock()
+        found = await self._measure(variant, limit_s)
+        self._taken_s.append(self._clock() - began_at_s)
+        return found
