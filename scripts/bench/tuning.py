@@ -15,7 +15,7 @@ from supervisor.bench.own_engine import measure_threads
 from supervisor.bench.tune import TuneJob
 from supervisor.bench.tune_goal import Trials
 from supervisor.bench.tune_measure import Measurements
-from supervisor.bench.tune_search import Rounds
+from supervisor.bench.tune_search import Search
 from supervisor.bench.tune_space import BASE, Variant, combine_variants
 from supervisor.cli.targets import choose
 from supervisor.fleet.planner import LaunchPlanner
@@ -96,25 +96,25 @@ async def measured(
     options: argparse.Namespace, winners: Iterable[Variant]
 ) -> tuple[Trials, range, Variant]:
     """Measure the whole grid, then its best with the winners; return the rounds of the latter."""
-    search = job(options, 0)
-    trials = Trials(search.goal)
-    rounds = Rounds(
-        trials,
-        Measurements(search.goal, search.plans, directories()).measure,
+    tuning = job(options, 0)
+    rounds = Search(
+        tuning.goal,
+        (),
+        Measurements(tuning.goal, tuning.plans, directories()).measure,
+        tuning.checks.check,
         budget_s=LIMIT_S,
         clock=time.monotonic,
         seed=0,
-        progress=lambda _stage, _left_s: None,
     )
-    await rounds.measure_base(rounds.at(1))
-    everything = grid(search.candidates)
+    await rounds.measure_base(rounds.time_at(1))
+    everything = grid(tuning.candidates)
     print(f"grid: {len(everything)} combinations, about {rounds.cost_s:.1f} s each", flush=True)
-    best, *_ = await rounds.halve(everything, rounds.at(0.9), 4)
+    best, *_ = await rounds.halve(everything, rounds.time_at(0.9), 4)
     first = rounds.number + 1
     last = [key for key in dict.fromkeys([best, *winners]) if key != BASE]
     for _ in range(FINAL_ROUNDS):
-        await rounds.run(last, rounds.at(1))
-    return trials, range(first, rounds.number + 1), best
+        await rounds.measure_round(last, rounds.time_at(1))
+    return rounds.trials, range(first, rounds.number + 1), best
 
 
 def main() -> int:

@@ -88,13 +88,13 @@ class Search:
         self._end_s = clock() + budget_s
         self._random = random.Random(seed)  # noqa: S311 (an order, not a secret)
         self._stage = "base"
-        self._number = 0  # of the last round
+        self.number = 0  # of the last round
         self._taken_s: list[float] = []
         self._base_s = 0.0
 
     async def run(self) -> Outcome:
         """Search until the result is certain or the time is over; raises BaseFailed."""
-        await self._measure_base(self._time_at(_BASE_UNTIL))
+        await self.measure_base(self.time_at(_BASE_UNTIL))
         alive = await self._screen()
         finalists = await self._accept_finalists(await self._combine(alive))
         final = await self._final(finalists)
@@ -106,10 +106,10 @@ class Search:
         self._stage = "screening"
         alive: list[Variant] = []
         for share in _SCREEN_UNTIL:
-            until_s = self._time_at(share)
+            until_s = self.time_at(share)
             count = self._affordable(until_s)
             tried, self._untried = self._untried[:count], self._untried[count:]
-            alive += await self._halve(tried, until_s, _KEPT)
+            alive += await self.halve(tried, until_s, _KEPT)
             if any(self.trials.ratio(variant) > _PROMISING for variant in alive):
                 break
         return alive
@@ -123,7 +123,7 @@ class Search:
             return []
         both = [*self._combinations(helping)[:_COMBINATIONS], *helping[:_FINALISTS]]
         self._stage = "combinations"
-        best = await self._halve(both, self._time_at(_COMBINE_UNTIL), _FINALISTS)
+        best = await self.halve(both, self.time_at(_COMBINE_UNTIL), _FINALISTS)
         return [*best, *(variant for variant in self.trials.rank(helping) if variant not in best)]
 
     def _combinations(self, helping: Sequence[Variant]) -> list[Variant]:
@@ -144,7 +144,7 @@ class Search:
         self._stage = "quality"
         accepted: list[Variant] = []
         for variant in alive:
-            rounds = self._left_s / self._cost_s / (_FINALISTS + 1)
+            rounds = self._left_s / self.cost_s / (_FINALISTS + 1)
             if len(accepted) >= (_FINALISTS if rounds >= _ENOUGH_ROUNDS else 1):
                 break
             if reason := await self._reason_against(variant):
@@ -154,7 +154,7 @@ class Search:
         return accepted
 
     async def _reason_against(self, variant: Variant) -> str | None:
-        left_s = self._time_at(_CHECK_UNTIL) - self._clock()
+        left_s = self.time_at(_CHECK_UNTIL) - self._clock()
         if left_s <= 0:
             return "there was no time to check its quality"
         self._show()
@@ -162,11 +162,11 @@ class Search:
 
     async def _final(self, finalists: Sequence[Variant]) -> range:
         self._stage = "final"
-        first = self._number + 1
+        first = self.number + 1
         for _ in range(_FINAL_ROUNDS if finalists else 0):
-            if not await self._measure_round(finalists, self._time_at(1)):
+            if not await self.measure_round(finalists, self.time_at(1)):
                 break
-        return range(first, self._number + 1)
+        return range(first, self.number + 1)
 
     def _decide(
         self, finalists: Sequence[Variant], final: range
@@ -190,7 +190,7 @@ class Search:
             self.trials.reject(variant, reason)
         return reason is None and self.trials.is_alive(variant)
 
-    async def _measure_base(self, until_s: float) -> None:
+    async def measure_base(self, until_s: float) -> None:
         """Measure the base twice uncounted, as the first start reads the disk; or BaseFailed."""
         for _ in range(2):
             found = await self._timed(BASE, until_s - self._clock())
@@ -200,7 +200,7 @@ class Search:
             del self._taken_s[:-1]
         self._shares_from_s = self._clock()
 
-    async def _halve(self, alive: Sequence[Variant], until_s: float, kept: int) -> list[Variant]:
+    async def halve(self, alive: Sequence[Variant], until_s: float, kept: int) -> list[Variant]:
         """Measure variants in passes; the better half of each continues to the next."""
         found: Sequence[Variant] = alive
         for _ in range(_PASSES):
@@ -210,30 +210,30 @@ class Search:
             alive = found[: max(kept, math.ceil(len(found) / 2))]
         return self.trials.rank(found)
 
-    async def _measure_round(self, variants: Sequence[Variant], until_s: float) -> bool:
+    async def measure_round(self, variants: Sequence[Variant], until_s: float) -> bool:
         """Measure the base and as many variants as time allows; return False if none."""
-        room = int((until_s - self._clock()) / self._cost_s) - 1
+        room = int((until_s - self._clock()) / self.cost_s) - 1
         fitting = [variant for variant in variants if self.trials.is_alive(variant)][: max(0, room)]
         if not fitting:
             return False
         order = [BASE, *fitting]
         self._random.shuffle(order)
-        self._number += 1
+        self.number += 1
         for variant in order:
             found = await self._timed(
                 variant, min(self._left_s, self._base_s * _LIMIT_FACTOR + _LIMIT_MORE_S)
             )
             if isinstance(found, str) and self._left_s <= 0:
                 return False  # out of time, which says nothing about the variant
-            self.trials.add(variant, self._number, found)
+            self.trials.add(variant, self.number, found)
         return True
 
     def _affordable(self, until_s: float) -> int:
         """Return how many variants all passes have time for; each pass has half of the last."""
-        measurements = (until_s - self._clock()) / self._cost_s * _GROUP / (_GROUP + 1)
+        measurements = (until_s - self._clock()) / self.cost_s * _GROUP / (_GROUP + 1)
         return max(0, int(measurements / sum(0.5**number for number in range(_PASSES))))
 
-    def _time_at(self, share: float) -> float:
+    def time_at(self, share: float) -> float:
         """Return the clock's time when this share of the time since the base is used."""
         return self._shares_from_s + (self._end_s - self._shares_from_s) * share
 
@@ -242,7 +242,7 @@ class Search:
         return self._end_s - self._clock()
 
     @property
-    def _cost_s(self) -> float:
+    def cost_s(self) -> float:
         return max(1e-3, sum(self._taken_s) / len(self._taken_s))
 
     def _show(self) -> None:
@@ -252,7 +252,7 @@ class Search:
         alive = [variant for variant in variants if self.trials.is_alive(variant)]
         self._random.shuffle(alive)
         for at in range(0, len(alive), _GROUP):
-            if not await self._measure_round(alive[at : at + _GROUP], until_s):
+            if not await self.measure_round(alive[at : at + _GROUP], until_s):
                 return False
         return bool(alive)
 
