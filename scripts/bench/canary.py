@@ -18,6 +18,11 @@ file, host caches hold two of them each, and an engine is killed after every N a
 conversations are in files alone. Requests that fail with it are sent again. Slots must have been
 filled from files. `--clients 6 --turns 120 --kills 30` took 7 minutes on two busy cores, half of
 them for the references.
+
+With `--new`, no conversation returns: each has a secret that was never seen before, and its turns
+come while host caches give up older conversations. There are no references: an answer is only
+searched for the secrets of all others, and how many answers name their own secret tells what such
+a search is worth. llama.cpp's issue 27148 reports a leak of this kind.
 """
 
 from __future__ import annotations
@@ -57,8 +62,13 @@ TIERS = replace(
 )
 EXACT_KERNELS: Flags = {"repack": False, "flash-attn": "off"}
 EXACT = CROWDED.with_flags(EXACT_KERNELS)
+# One engine with two slots, so that each has as much to do as it can have.
+ONE_ENGINE = replace(CROWDED, replicas=1)
 # Of a system prompt beside kills: long enough for a file.
 LONG_WORDS = 300
+QUESTIONS = 5  # of a conversation
+# Share of the answers that name the secret of their own conversation.
+NAMED_MIN = 0.5
 ATTEMPTS_MAX = 40
 RETRY_S = 0.5
 
@@ -71,7 +81,8 @@ class Canary:
         secret: The word that no other conversation may see.
         questions: One per turn.
         words: Of the system prompt, behind the secret.
-        references: The answer to each question when the conversation ran alone.
+        references: The answer to each question when the conversation ran alone, or, without
+            such a run, the answers so far.
     """
 
     secret: str
@@ -96,6 +107,7 @@ class Findings:
         turns: Answers checked.
         cached: Share of the prompt tokens that came from a cache, 0 to 1.
         leaks: Answers that contain the secret of another conversation.
+        named: Answers that contain the secret of their own.
         differences: Answers that differ from their reference.
         failures: Attempts that failed and were repeated.
         kills: Engines killed.
@@ -105,6 +117,7 @@ class Findings:
     turns: int = 0
     cached: float = 0.0
     leaks: list[str] = field(default_factory=list)
+    named: int = 0
     differences: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     kills: int = 0
@@ -118,7 +131,13 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=2000, help="in total")
     parser.add_argument("--tiny", action="store_true", help="use a random model of 270 kB")
     parser.add_argument("--kills", type=int, metavar="N", help="kill an engine after N answers")
+    parser.add_argument("--new", action="store_true", help="no conversation returns")
     options = parser.parse_args()
+    if options.new:
+        with tempfile.TemporaryDirectory() as directory:
+            found = run_new(_model(Path(directory), is_tiny=False), options.clients, options.turns)
+        _show("new conversations", found)
+        return 1 if found.leaks or found.named < found.turns * NAMED_MIN else 0
     asked = partial(run, clients=options.clients, turns=options.turns, kill_every=options.kills)
     deployment = TIERS if options.kills else CROWDED
     with tempfile.TemporaryDirectory() as directory:
@@ -137,6 +156,7 @@ def main() -> int:
 def _show(name: str, findings: Findings) -> None:
     print(
         f"{name}: {findings.turns} turns, {findings.cached:.0%} cached, "
+        f"{findings.named} name their own secret, "
         f"{len(findings.leaks)} leaks, {len(findings.differences)} differences, "
         f"{findings.kills} kills, {len(findings.failures)} attempts failed, "
         f"{findings.restored} slots filled from files"
@@ -165,13 +185,42 @@ def run(
         return asyncio.run(_run(corral, canaries, turns, kill_every))
 
 
-def make_canaries(clients: int, words: int = 0) -> list[Canary]:
+def run_new(model: Path, clients: int, turns: int) -> Findings:
+    """Run conversations that are all new, several at a time on one engine."""
+    canaries = make_canaries(turns // QUESTIONS)
+    with serving(ONE_ENGINE, model) as corral:
+        return asyncio.run(_run_new(corral, canaries, clients))
+
+
+async def _run_new(corral: CorralCli, canaries: Sequence[Canary], clients: int) -> Findings:
+    findings, waiting = Findings(), list(canaries)
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+
+    async def client(seed: int) -> None:
+        while waiting:
+            await _repeat(http, waiting.pop(), canaries, findings, 1, seed)
+
+    async with (
+        aiohttp.ClientSession(corral.url, timeout=timeout) as http,
+        asyncio.TaskGroup() as group,
+    ):
+        for number in range(clients):
+            group.create_task(client(number))
+    findings.cached /= max(1, findings.turns)
+    return findings
+
+
+def make_canaries(count: int, words: int = 0) -> list[Canary]:
     rng = random.Random(SEED)  # noqa: S311 (test data, not secrets)
-    secrets = [f"{word}{rng.randrange(1000, 9999)}" for word in rng.sample(WORDS, clients)]
+    numbers = rng.sample(range(1000, 9999), count)
+    secrets = [f"{rng.choice(WORDS)}{number}" for number in numbers]
     return [
         Canary(
             secret,
-            [f"{' '.join(rng.choices(WORDS, k=20))}. What is the secret word?" for _ in range(5)],
+            [
+                f"{' '.join(rng.choices(WORDS, k=20))}. What is the secret word?"
+                for _ in range(QUESTIONS)
+            ],
             " ".join(rng.choices(WORDS, k=words)),
         )
         for secret in secrets
@@ -188,11 +237,11 @@ async def _run(
             for turn in range(len(canary.questions)):
                 canary.references.append((await _answer(http, canary, turn, cache=False))[0])
         began_at_s = time.monotonic()
-        in_a_round = sum(len(canary.questions) for canary in canaries)
+        in_a_round = QUESTIONS * len(canaries)
         rounds = turns // in_a_round
         async with asyncio.TaskGroup() as group:
             for number, canary in enumerate(canaries):
-                group.create_task(_repeat(http, canary, canaries, findings, (rounds, number)))
+                group.create_task(_repeat(http, canary, canaries, findings, rounds, number))
             if kill_every:
                 group.create_task(_kill(corral, findings, kill_every, rounds * in_a_round))
         print(f"concurrent phase: {time.monotonic() - began_at_s:.0f} s", file=sys.stderr)
@@ -217,20 +266,22 @@ async def _repeat(
     canary: Canary,
     canaries: Sequence[Canary],
     findings: Findings,
-    rounds_and_seed: tuple[int, int],
+    rounds: int,
+    seed: int,
 ) -> None:
-    rounds, seed = rounds_and_seed
     rng = random.Random(seed)  # noqa: S311 (a random order)
-    for _ in range(rounds):
-        for turn in range(len(canary.questions)):
-            await asyncio.sleep(rng.random() / 20)
-            said, cached = await _answer_at_last(http, canary, turn, findings)
-            findings.turns += 1
-            findings.cached += cached
-            if said != canary.references[turn]:
-                findings.differences.append(f"{said!r} instead of {canary.references[turn]!r}")
-            others = [other.secret for other in canaries if other is not canary]
-            findings.leaks += [f"{said!r} holds {other}" for other in others if other in said]
+    for turn in [*range(QUESTIONS)] * rounds:
+        await asyncio.sleep(rng.random() / 20)
+        said, cached = await _answer_at_last(http, canary, turn, findings)
+        findings.turns += 1
+        findings.cached += cached
+        findings.named += canary.secret in said
+        if len(canary.references) == turn:
+            canary.references.append(said)
+        if said != canary.references[turn]:
+            findings.differences.append(f"{said!r} instead of {canary.references[turn]!r}")
+        others = [other.secret for other in canaries if other is not canary]
+        findings.leaks += [f"{said!r} holds {other}" for other in others if other in said]
 
 
 async def _answer_at_last(

@@ -54,7 +54,8 @@ async def head(
 ) -> AsyncIterator[int]:
     """Yield the port of an engine that serves a model over these workers."""
     port, rpc = free_port(), ",".join(f"{worker.host}:{worker.port}" for worker in workers)
-    options = ("--port", port, "--rpc", rpc, "--tensor-split", ",".join(map(str, split)))
+    options: tuple[object, ...] = ("--port", port, "--tensor-split", ",".join(map(str, split)))
+    options += ("--rpc", rpc) if workers else ()  # newer builds abort on an empty list
     fixed = ("--gpu-layers", "all", "--fit", "off", "--threads", 1, "--parallel", 1)
     async with process(engine, engine.path, "--model", model, *options, *fixed):
         await asyncio.to_thread(until, lambda: is_ready(port))
