@@ -252,15 +252,8 @@ def for_model(
 
 # The members of a request that come from its body.
 _OF_BODY: Final = (
-    "model",
-    "body",
-    "json",
-    "prompt",
-    "slots",
-    "remote_variant",
-    "adapter",
-    "keep_alive_s",
-)
+    "model", "body", "json", "prompt", "slots", "remote_variant", "adapter", "keep_alive_s",
+)  # fmt: skip
 
 
 class ResponsesEndpoint(Feature):

@@ -15,7 +15,6 @@ import asyncio
 import functools
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from types import MappingProxyType
 from typing import Any, Final
 
 import orjson
@@ -125,24 +124,19 @@ def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
             raise BadRequest(f"Invalid strategy: {quote(str(other))}; it is greedy, top_k or top_p")
 
 
-_COMPLETION: Final = "/completion"
 TOKENIZE: Final = "/tokenize"
 
 
 Translate = Callable[[], tuple[Translation, StreamTransform]]
 
 
-def translate_generate() -> tuple[Translation, StreamTransform]:
-    members = functools.partial(completion_of, is_stream=False)
-    translation = Translation(_COMPLETION, EndpointKind.LLAMA_COMPLETION, members)
-    return translation, Rewritten(
-        lambda body: orjson.dumps(batches.generated_completion(orjson.loads(body)))
-    )
+def _translate(*, is_stream: bool) -> tuple[Translation, StreamTransform]:
+    def rewrite(body: bytes) -> bytes:
+        return orjson.dumps(batches.generated_completion(orjson.loads(body)))
 
-
-def translate_stream() -> tuple[Translation, StreamTransform]:
-    members = functools.partial(completion_of, is_stream=True)
-    return Translation(_COMPLETION, EndpointKind.LLAMA_COMPLETION, members), TokenEvents()
+    members = functools.partial(completion_of, is_stream=is_stream)
+    translation = Translation("/completion", EndpointKind.LLAMA_COMPLETION, members)
+    return translation, TokenEvents() if is_stream else Rewritten(rewrite)
 
 
 def translate_tokenize() -> tuple[Translation, StreamTransform]:
@@ -167,13 +161,11 @@ def tokenize_members(members: Mapping[str, Any], text: object) -> dict[str, Any]
     return {**with_model(members), "content": text}
 
 
-TRANSLATED: Final[Mapping[str, Translate]] = MappingProxyType(
-    {
-        "/generate": translate_generate,
-        "/stream/generate": translate_stream,
-        TOKENIZE: translate_tokenize,
-    }
-)
+TRANSLATED: Final[Mapping[str, Translate]] = {
+    "/generate": functools.partial(_translate, is_stream=False),
+    "/stream/generate": functools.partial(_translate, is_stream=True),
+    TOKENIZE: translate_tokenize,
+}
 
 
 _AT_ONCE: Final = 4

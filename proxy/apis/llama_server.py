@@ -137,9 +137,8 @@ def without_paths(body: bytes) -> bytes:
     except orjson.JSONDecodeError:
         return body
     entries, name = (page, "path") if isinstance(page, list) else ([page], "model_path")
-    found = [
-        entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get(name), str)
-    ]
+    objects = (entry for entry in entries if isinstance(entry, dict))
+    found = [entry for entry in objects if isinstance(entry.get(name), str)]
     for entry in found:
         entry[name] = PurePosixPath(PureWindowsPath(entry[name]).name).name
     return orjson.dumps(page) if found else body

@@ -19,7 +19,6 @@ from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
-from types import MappingProxyType
 from typing import Any, Final
 
 import orjson
@@ -215,14 +214,12 @@ _NO_DETAILS: Final = ModelDetails()
 # compare it with the release that they need.
 API_VERSION: Final = "0.14.0"
 RUNNING: Final = "Ollama is running"
-_NOT_SERVED: Final = MappingProxyType(
-    {
-        "/api/create": "a model is described in corral.toml; see `corral import` for a Modelfile",
-        "/api/copy": "give a model another name by `aliases` in corral.toml",
-        "/api/push": "models are not uploaded",
-        "/api/blobs/{id}": "models come from files on this machine or by /api/pull",
-    }
-)
+_NOT_SERVED: Final[Mapping[str, str]] = {
+    "/api/create": "a model is described in corral.toml; see `corral import` for a Modelfile",
+    "/api/copy": "give a model another name by `aliases` in corral.toml",
+    "/api/push": "models are not uploaded",
+    "/api/blobs/{id}": "models come from files on this machine or by /api/pull",
+}
 
 
 class OllamaEndpoints(Feature):

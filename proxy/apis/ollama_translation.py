@@ -46,9 +46,8 @@ def messages_of(given: object) -> list[dict[str, Any]]:
     if not isinstance(given, list):
         raise BadRequest("the member messages must be a list")
     calls: deque[tuple[str, str]] = deque()
-    return [
-        _message(number, _object(message, "message"), calls) for number, message in enumerate(given)
-    ]
+    objects = (_object(message, "message") for message in given)
+    return [_message(number, message, calls) for number, message in enumerate(objects)]
 
 
 def _message(
@@ -64,10 +63,8 @@ def _message(
     if thinking := given.get("thinking"):
         message["reasoning_content"] = thinking
     if called := _list(given, "tool_calls"):
-        made = [
-            _call(_object(call, "tool call"), f"call_{number}_{at}")
-            for at, call in enumerate(called)
-        ]
+        objects = enumerate(_object(call, "tool call") for call in called)
+        made = [_call(call, f"call_{number}_{at}") for at, call in objects]
         calls.clear()
         calls.extend((call["id"], call["function"]["name"]) for call in made)
         message["tool_calls"] = made
@@ -475,11 +472,9 @@ class VectorAnswer(OllamaAnswer):
 
 
 # How each endpoint is answered and translated.
-TRANSLATED: Final[Mapping[str, tuple[Callable[[], OllamaAnswer], Translate]]] = MappingProxyType(
-    {
-        "/api/chat": (lambda: AnswerLines(as_message), chat),
-        "/api/generate": (lambda: AnswerLines(as_response), generate),
-        "/api/embed": (lambda: VectorAnswer("embeddings"), embed),
-        "/api/embeddings": (lambda: VectorAnswer("embedding"), embeddings),
-    }
-)
+TRANSLATED: Final[Mapping[str, tuple[Callable[[], OllamaAnswer], Translate]]] = {
+    "/api/chat": (lambda: AnswerLines(as_message), chat),
+    "/api/generate": (lambda: AnswerLines(as_response), generate),
+    "/api/embed": (lambda: VectorAnswer("embeddings"), embed),
+    "/api/embeddings": (lambda: VectorAnswer("embedding"), embeddings),
+}

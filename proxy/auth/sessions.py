@@ -132,9 +132,8 @@ class Sessions:
 
     def _expire_tokens(self) -> None:
         now_s = self._clock()
-        self._tokens = {
-            token: until_s for token, until_s in self._tokens.items() if until_s > now_s
-        }
+        tokens = self._tokens.items()
+        self._tokens = {token: until_s for token, until_s in tokens if until_s > now_s}
 
 
 def _digest(secret: str) -> bytes:

@@ -121,44 +121,30 @@ def order_of(query: Mapping[str, str]) -> Literal["asc", "desc"]:
     return "asc" if order == "asc" else "desc"
 
 
-_TIMES = (
-    *("created_at", "in_progress_at", "expires_at", "finalizing_at", "completed_at", "failed_at"),
-    *("expired_at", "cancelling_at", "cancelled_at"),
-)
+_COUNTS: Final = ("total", "completed", "failed")
+# Members of OpenAI's object that are columns too.
+_MEMBERS: Final = (
+    "id", "endpoint", "input_file_id", "status", "output_file_id", "error_file_id",
+    "created_at", "in_progress_at", "expires_at", "finalizing_at", "completed_at", "failed_at",
+    "expired_at", "cancelling_at", "cancelled_at",
+)  # fmt: skip
 
 
 def file_object(file: StoredFile) -> dict[str, Any]:
-    return {
-        "id": file.id,
-        "object": "file",
-        "bytes": file.size_bytes,
-        "created_at": file.created_at,
-        "expires_at": file.expires_at,
-        "filename": file.filename,
-        "purpose": file.purpose,
-        "status": "processed",
-        "status_details": None,
-    }
+    names = ("id", "created_at", "expires_at", "filename", "purpose")
+    members = {name: getattr(file, name) for name in names}
+    members |= {"object": "file", "bytes": file.size_bytes}
+    return {**members, "status": "processed", "status_details": None}
 
 
 def batch_object(batch: Batch, paused: str | None) -> dict[str, Any]:
     """Return a batch; our own member `pause_reason` says why it makes no progress, or None."""
     return {
-        "id": batch.id,
+        **{name: getattr(batch, name) for name in _MEMBERS},
         "object": "batch",
-        "endpoint": batch.endpoint,
         "errors": batch.errors and orjson.loads(batch.errors),
-        "input_file_id": batch.input_file_id,
         "completion_window": COMPLETION_WINDOW,
-        "status": batch.status,
-        "output_file_id": batch.output_file_id,
-        "error_file_id": batch.error_file_id,
-        **{name: getattr(batch, name) for name in _TIMES},
-        "request_counts": {
-            "total": batch.total,
-            "completed": batch.completed,
-            "failed": batch.failed,
-        },
+        "request_counts": {name: getattr(batch, name) for name in _COUNTS},
         "metadata": batch.metadata and orjson.loads(batch.metadata),
         "pause_reason": paused if batch.is_active else None,
     }

@@ -18,12 +18,10 @@ import asyncio
 import hashlib
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from functools import cached_property
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, NoReturn, get_args
 
 from aiohttp import web
@@ -71,16 +69,14 @@ from proxy.request.models import client_models
 from proxy.request.request import client_of
 
 INDEX: Final = "index.html"
-_TYPES: Final = MappingProxyType(
-    {
-        ".css": "text/css; charset=utf-8",
-        ".html": "text/html; charset=utf-8",
-        ".js": "text/javascript; charset=utf-8",
-        ".mjs": "text/javascript; charset=utf-8",
-        ".png": "image/png",
-        ".svg": "image/svg+xml; charset=utf-8",
-    }
-)
+_TYPES: Final[Mapping[str, str]] = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
+    ".png": "image/png",
+    ".svg": "image/svg+xml; charset=utf-8",
+}
 
 
 StaticFile = tuple[bytes, str, str]  # body, Content-Type, ETag
@@ -120,24 +116,41 @@ _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
-_HEADERS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "Cache-Control": "no-cache",
-        "Content-Security-Policy": _POLICY,
-        "Cross-Origin-Opener-Policy": "same-origin",
-        "Cross-Origin-Resource-Policy": "same-origin",
-        "Referrer-Policy": "no-referrer",
-        "X-Content-Type-Options": "nosniff",
-        "X-Frame-Options": "DENY",
-    }
-)
+_HEADERS: Final[Mapping[str, str]] = {
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": _POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+_MAX_BYTES: Final = 4096  # of a body that signs in
+_LINES: Final = 500  # of a log
 
 
-class PageEndpoint(Feature):
-    """Serves the page's files, which are read at the first request; `vendor` has its libraries."""
+class Dashboard(Feature):
+    """The page, its sessions, and for admins commands, logs and the settings of clients.
 
-    def __init__(self, vendor: Path) -> None:
-        self._vendor = vendor
+    The page's files are read at the first request. `chat` answers the chats of the page.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        host: DashboardHost,
+        sessions: Sessions,
+        access: Access,
+        requests: Requests,
+        chat: Handler,
+    ) -> None:
+        self._core = core
+        self._host = host
+        self._sessions = sessions
+        self._access = access
+        self._chat = chat
+        self._live = LiveState(host, core, requests)
+        self._limit = SignInLimit()
 
     def add_routes(self, routes: Routes) -> None:
         routes.add(ROOT, get=self.root)
@@ -145,6 +158,32 @@ class PageEndpoint(Feature):
         routes.add("/corral/", get=self.index)
         routes.add(PAGE + "{id}", get=self.page)
         routes.add(LIBRARIES + "{id}", get=self.library)
+        routes.add(SESSION, get=self.show_session, post=self.begin_session)
+        routes.add(END_SESSION, post=self.end_session)
+        LiveEndpoint(self._live, self._host, self._core, self._is_admin).add_routes(routes)
+        for verb in get_args(Verb):
+            routes.add(f"/corral/v1/models/{{id}}/{verb}", post=self._command(verb))
+        routes.add("/corral/v1/logs", get=self.logs)
+        routes.add("/corral/v1/logs/{id}", get=self.log)
+        routes.add("/corral/v1/clients", get=self.clients)
+        routes.add(CHAT, post=self._chat)
+
+    async def run(self) -> None:
+        await persist("dashboard", self._sample)
+
+    async def _sample(self) -> NoReturn:
+        while True:
+            self._live.sample()
+            await asyncio.sleep(INTERVAL_S)
+
+    def _is_admin(self, request: web.BaseRequest) -> bool:
+        try:
+            key = self._access.key_of(request)
+        except ProxyError:
+            return False
+        return key is not None and key.admin
+
+    # The page.
 
     async def root(self, request: web.BaseRequest) -> web.Response:
         """Redirect a browser to the page; raises NotFound for other clients."""
@@ -171,38 +210,9 @@ class PageEndpoint(Feature):
 
     @cached_property
     def _libraries(self) -> Mapping[str, StaticFile]:
-        return library_files(self._vendor)
+        return library_files(self._host.vendor)
 
-
-def _answer(request: web.BaseRequest, file: StaticFile | None) -> web.Response:
-    if file is None:
-        raise NotFound("the dashboard has no such file; its page is /corral/")
-    body, content_type, etag = file
-    headers = {**_HEADERS, "ETag": etag}
-    if etag in request.headers.get("If-None-Match", ""):
-        return web.Response(status=304, headers=headers)
-    return web.Response(body=body, headers={**headers, "Content-Type": content_type})
-
-
-_MAX_BYTES: Final = 4096
-
-
-_LINES: Final = 500
-
-
-class ControlEndpoints(Feature):
-    """The endpoints for commands, logs and settings of clients, all for admins."""
-
-    def __init__(self, core: Core, host: DashboardHost) -> None:
-        self._core = core
-        self._host = host
-
-    def add_routes(self, routes: Routes) -> None:
-        for verb in get_args(Verb):
-            routes.add(f"/corral/v1/models/{{id}}/{verb}", post=self._command(verb))
-        routes.add("/corral/v1/logs", get=self.logs)
-        routes.add("/corral/v1/logs/{id}", get=self.log)
-        routes.add("/corral/v1/clients", get=self.clients)
+    # Commands, logs and settings of clients.
 
     def _command(self, verb: Verb) -> Handler:
         async def begin(request: web.BaseRequest) -> web.Response:
@@ -234,9 +244,7 @@ class ControlEndpoints(Feature):
         """Answer with the settings of client programs; raises UnknownModel."""
         check_admin(request)
         url, needs_key = self._core.server_state.url, self._core.keys.are_needed
-        found = asdict(
-            await self._host.clients(request.query.get("model"), url, needs_key=needs_key)
-        )
+        found = await self._host.clients(request.query.get("model"), url, needs_key=needs_key)
         urls = {"openai": f"{url}/v1", "anthropic": url}
         return json_response({**found, "needs_key": needs_key, "urls": urls})
 
@@ -249,25 +257,15 @@ class ControlEndpoints(Feature):
             raise BadRequest(f"{name} is a model of another machine; control it there")
         return name
 
+    # Sessions.
 
-class SessionEndpoint(Feature):
-    def __init__(self, core: Core, sessions: Sessions) -> None:
-        self._sessions = sessions
-        self._keys = core.keys
-        self._bodies = core.bodies
-        self._limit = SignInLimit()
-
-    def add_routes(self, routes: Routes) -> None:
-        routes.add(SESSION, get=self.show, post=self.begin)
-        routes.add(END_SESSION, post=self.end)
-
-    async def show(self, request: web.BaseRequest) -> web.Response:
+    async def show_session(self, request: web.BaseRequest) -> web.Response:
         """Show the session; raises SessionTokenRequired for its cookie without its page token."""
         if session_id := session_id_of(request):
             self._sessions.use(session_id, request.headers.get(PAGE_TOKEN, ""))
-        return self._answer(request[SIGNED_IN])
+        return self._session_answer(request[SIGNED_IN])
 
-    async def begin(self, request: web.BaseRequest) -> web.Response:
+    async def begin_session(self, request: web.BaseRequest) -> web.Response:
         """Open a session, or sign in one more tab of the browser's session.
 
         Raises:
@@ -281,10 +279,10 @@ class SessionEndpoint(Feature):
         check_same_origin(request)
         if request.content_length is None or request.content_length > _MAX_BYTES:
             raise BadRequest(f"the body needs a Content-Length of at most {_MAX_BYTES} bytes")
-        with self._bodies.share(client_of(request)) as share:
+        with self._core.bodies.share(client_of(request)) as share:
             members = await read_members(request, share)
         try:
-            id_and_token = self._open_session(members, session_id_of(request))
+            session_id, page_token = self._open_session(members, session_id_of(request))
         except Unauthorized:
             # A correct one always signs in, so an attacker cannot lock out others at the same
             # address.
@@ -292,12 +290,12 @@ class SessionEndpoint(Feature):
             self._limit.check(address)
             self._limit.note_failure(address)
             raise
-        session_id, page_token = id_and_token
-        response = self._answer(self._sessions.use(session_id, page_token), page_token=page_token)
+        signed_in = self._sessions.use(session_id, page_token)
+        response = self._session_answer(signed_in, page_token=page_token)
         set_cookie(request, response, session_id)
         return response
 
-    async def end(self, request: web.BaseRequest) -> web.Response:
+    async def end_session(self, request: web.BaseRequest) -> web.Response:
         """End the session of all tabs.
 
         Raises SessionTokenRequired for a session's cookie without its page token.
@@ -306,7 +304,7 @@ class SessionEndpoint(Feature):
         if session_id := session_id_of(request):
             self._sessions.use(session_id, request.headers.get(PAGE_TOKEN, ""))
             self._sessions.end(session_id)
-        response = self._answer(None)
+        response = self._session_answer(None)
         delete_cookie(request, response)
         return response
 
@@ -321,17 +319,17 @@ class SessionEndpoint(Feature):
         raise BadRequest('send {"token": TOKEN} or {"api_key": KEY}')
 
     def _admin(self, api_key: str) -> Key:
-        key = self._keys.with_text(api_key)
+        key = self._core.keys.with_text(api_key)
         if key is None:
             raise Unauthorized("unknown API key; check it against `corral key list`")
         if not key.admin:
             raise Forbidden(f"API key {key.name!r} is not an admin's (admin = true in its file)")
         return key
 
-    def _answer(self, signed_in: SignedIn | None, **more: str) -> web.Response:
+    def _session_answer(self, signed_in: SignedIn | None, **more: str) -> web.Response:
         content: dict[str, object] = {
             "signed_in": signed_in is not None,
-            "has_keys": self._keys.are_needed,
+            "has_keys": self._core.keys.are_needed,
             **more,
         }
         if signed_in:
@@ -342,44 +340,11 @@ class SessionEndpoint(Feature):
         return json_response(content)
 
 
-class Dashboard(Feature):
-    """The whole dashboard; `chat` answers the chats of its page."""
-
-    def __init__(
-        self,
-        core: Core,
-        host: DashboardHost,
-        sessions: Sessions,
-        access: Access,
-        requests: Requests,
-        chat: Handler,
-    ) -> None:
-        self._access = access
-        self._chat = chat
-        self._live = LiveState(host, core, requests)
-        self._parts = (
-            PageEndpoint(host.vendor),
-            SessionEndpoint(core, sessions),
-            LiveEndpoint(self._live, host, core, self._is_admin),
-            ControlEndpoints(core, host),
-        )
-
-    def add_routes(self, routes: Routes) -> None:
-        for part in self._parts:
-            part.add_routes(routes)
-        routes.add(CHAT, post=self._chat)
-
-    async def run(self) -> None:
-        await persist("dashboard", self._sample)
-
-    async def _sample(self) -> NoReturn:
-        while True:
-            self._live.sample()
-            await asyncio.sleep(INTERVAL_S)
-
-    def _is_admin(self, request: web.BaseRequest) -> bool:
-        try:
-            key = self._access.key_of(request)
-        except ProxyError:
-            return False
-        return key is not None and key.admin
+def _answer(request: web.BaseRequest, file: StaticFile | None) -> web.Response:
+    if file is None:
+        raise NotFound("the dashboard has no such file; its page is /corral/")
+    body, content_type, etag = file
+    headers = {**_HEADERS, "ETag": etag}
+    if etag in request.headers.get("If-None-Match", ""):
+        return web.Response(status=304, headers=headers)
+    return web.Response(body=body, headers={**headers, "Content-Type": content_type})

@@ -62,34 +62,6 @@ class HostEvent(Protocol):
     def fields(self) -> Mapping[str, object]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class ClientFile:
-    path: str
-    content: str
-
-
-@dataclass(frozen=True, slots=True)
-class ClientSettings:
-    """Settings of one client program for this server."""
-
-    name: str
-    title: str
-    files: tuple[ClientFile, ...]
-    notes: tuple[str, ...]
-    command: str  # the command that writes them on this machine
-    run: str  # the command that then starts the program
-
-
-@dataclass(frozen=True, slots=True)
-class Clients:
-    """Settings of client programs for one model; `models` are the models that answer chats."""
-
-    models: tuple[str, ...] = ()
-    model: str | None = None
-    key_variable: str = ""
-    clients: tuple[ClientSettings, ...] = ()
-
-
 class DashboardHost(Protocol):
     @property
     def vendor(self) -> Path:
@@ -122,5 +94,12 @@ class DashboardHost(Protocol):
     def log_lines(self, source: str, lines: int, /) -> AsyncGenerator[str, None]:
         """Yield the last lines of a log, then each new line; raises NotFound at once."""
 
-    async def clients(self, model: str | None, url: str, /, *, needs_key: bool) -> Clients:
-        """Return the settings of client programs for the proxy's URL; raises UnknownModel."""
+    async def clients(
+        self, model: str | None, url: str, /, *, needs_key: bool
+    ) -> Mapping[str, object]:
+        """Return the settings of client programs for the proxy's URL; raises UnknownModel.
+
+        Its members: `models` that answer chats, the chosen `model`, the `key_variable` of the
+        environment, and `clients`, each with `name`, `title`, `files` (`path`, `content`), `notes`,
+        the `command` that writes them here, and the command to `run` the program.
+        """

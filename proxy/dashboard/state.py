@@ -56,9 +56,8 @@ _FIGURES: Final = ("tokens_per_second", "prompt_tokens_per_second", "queued", "f
 
 def with_running(ended: Totals, instances: Iterable[InstanceStats]) -> Totals:
     """Add the tokens of running requests."""
-    running = [
-        lease for instance in instances for lease in instance.leases if lease.phase != "ending"
-    ]
+    leases = (lease for instance in instances for lease in instance.leases)
+    running = [lease for lease in leases if lease.phase != "ending"]
     return Totals(
         ended.decoded_tokens + sum(lease.decoded for lease in running),
         ended.prompt_tokens + sum(max(0, lease.prompt_done - lease.cached) for lease in running),
@@ -136,8 +135,6 @@ _ACTIONS: Final[Mapping[str, Sequence[str]]] = {
     "unloaded": ("load",),
     "failed": ("load", "restart"),
 }
-
-_ELSEWHERE: Final = frozenset({"id", "age_s"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,19 +217,9 @@ def _local(observed: Observed) -> dict[str, Any]:
 
 def _instance(instance: HostInstance, served: InstanceStats | None, at: Observed) -> dict[str, Any]:
     return _without_none(
-        model=instance.model,
-        state=instance.state,
+        **_fields(instance, "name", "since_s", "retry_in_s"),
         since_at_s=at.at_s(instance.since_s),
-        run=instance.run,
-        restarts=instance.restarts,
-        is_retiring=instance.is_retiring,
-        pid=instance.pid,
-        rss_bytes=instance.rss_bytes,
         retry_at_s=at.time_in_s(instance.retry_in_s),
-        load_progress=instance.load_progress,
-        engine=instance.engine,
-        error=dict(instance.error) if instance.error else None,
-        warnings=list(instance.warnings),
         **(_traffic_members(served, at) if served else {"slots": {}}),
     )
 
@@ -262,20 +249,17 @@ def _traffic_members(stats: InstanceStats, observed: Observed) -> dict[str, Any]
 
 
 def _request(request: RequestStats, observed: Observed) -> dict[str, Any]:
-    members = {name: getattr(request, name) for name in request.__slots__ if name not in _ELSEWHERE}
+    members = _fields(request, "id", "age_s")
     members["tokens_per_second"] = round(request.tokens_per_second, 1)
     return _without_none(**members, began_at_s=observed.time_in_s(-request.age_s))
 
 
 def _node(node: NodeStats) -> dict[str, Any]:
-    return _without_none(
-        url=node.url,
-        state=node.state,
-        reason=node.problem,
-        models=list(node.models),
-        slots=node.slots,
-        slots_busy=node.slots_busy,
-    )
+    return _without_none(**_fields(node, "name", "problem"), reason=node.problem)
+
+
+def _fields(value: HostInstance | RequestStats | NodeStats, *without: str) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__slots__ if name not in without}
 
 
 def caches_of(counts: Mapping[str, Iterable[tuple[str, float]]]) -> dict[str, dict[str, int]]:

@@ -14,7 +14,6 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from http import HTTPStatus
-from types import MappingProxyType
 from typing import Final
 
 from aiohttp import web
@@ -38,20 +37,13 @@ _PASSED: Final = ("Accept-Encoding", "If-None-Match")
 # Fields of the engine's header. Cookies and storage belong to a host, whatever the port, so fields
 # that change them would change the dashboard's.
 _PASSED_BACK: Final = (
-    "Cache-Control",
-    "Content-Encoding",
-    "Content-Length",
-    "Content-Type",
-    "ETag",
-    "Vary",
-)
-_HEADERS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "Content-Security-Policy": "frame-ancestors 'none'",
-        "Referrer-Policy": "no-referrer",
-        "X-Content-Type-Options": "nosniff",
-    }
-)
+    "Cache-Control", "Content-Encoding", "Content-Length", "Content-Type", "ETag", "Vary",
+)  # fmt: skip
+_HEADERS: Final[Mapping[str, str]] = {
+    "Content-Security-Policy": "frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
 
 
 class EngineUiAccess(Access):
@@ -100,9 +92,8 @@ class EngineUi(Feature):
 
     def _engine(self) -> Upstream:
         """Return an engine in service, always the same, because files differ between builds."""
-        here = (
-            instance.upstream for instance in self._core.router.instances() if instance.in_service
-        )
+        instances = (found for found in self._core.router.instances() if found.in_service)
+        here = (instance.upstream for instance in instances)
         own = sorted((upstream.name, upstream) for upstream in here if upstream.node is None)
         if not own:
             raise Unavailable(

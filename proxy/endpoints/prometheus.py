@@ -218,9 +218,8 @@ class VisibleMetrics:
 
     def collect(self) -> Iterator[Metric]:
         for family in self._whole:
-            family.samples = [
-                sample for sample in family.samples if self._is_visible(sample.labels)
-            ]
+            samples = family.samples
+            family.samples = [sample for sample in samples if self._is_visible(sample.labels)]
             yield family
 
     def _is_visible(self, labels: Mapping[str, str]) -> bool:

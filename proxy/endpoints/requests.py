@@ -124,9 +124,8 @@ class Requests:
 
     def models(self) -> set[str]:
         """Return the models with requests: of batches, and of clients, queued ones included."""
-        leased = {
-            instance.upstream.model for instance in self._router.instances() if instance.leases
-        }
+        instances = self._router.instances()
+        leased = {instance.upstream.model for instance in instances if instance.leases}
         return leased | {request.model for request in self.stats() if request.model}
 
     def cancel(self, request_id: str, client: str | None = None) -> None:
@@ -134,11 +133,8 @@ class Requests:
 
         Raises NotFound: no request in flight has the id, or it is another client's.
         """
-        found = [
-            request
-            for request, record in self._in_flight(client)
-            if record.request_id == request_id
-        ]
+        in_flight = self._in_flight(client)
+        found = [request for request, record in in_flight if record.request_id == request_id]
         if not found:
             raise NotFound(f"no request in flight has the id {request_id}")
         for request in found:

@@ -248,11 +248,9 @@ class AdaptiveController(Part):
     def _view(self, model: Model) -> ModelView | None:
         name, replicas = model.entry.name, model.replicas
         snapshots = [replica.instance.snapshot() for replica in replicas]
-        plan = (
-            replicas[0].plan
-            if replicas and all(snapshot.state is State.READY for snapshot in snapshots)
-            else None
-        )
+        if not replicas or any(snapshot.state is not State.READY for snapshot in snapshots):
+            return None
+        plan = replicas[0].plan
         base = self._base_plan(name, plan) if plan else None
         if plan is None or base is None:
             return None

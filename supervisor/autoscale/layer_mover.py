@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -33,18 +32,8 @@ _SAMPLE_S: Final = 5.0
 _RETRY_S: Final = 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
-    """Layers to move, in the order of the workers; without an estimate, it undoes a move."""
-
-    before: Assignments
-    after: Assignments
-    reason: str
-    estimated_speedup: float | None = None
-
-
 # A completed move of a model, and the file that stores it.
-Moved = tuple[str, Move, Path]
+Moved = tuple[str, Rebalance, Path]
 
 
 class LayerMover(Part):
@@ -84,7 +73,7 @@ class LayerMover(Part):
             decision = run.balancer.advice()
             if not isinstance(decision, Rebalance):
                 raise SettingsInvalid(f"{name}: no layer is to be moved: {decision.reason}")
-            return await self._move(replica, run, _move_of(decision))
+            return await self._move(replica, run, decision)
         except CorralError as error:
             return error
 
@@ -98,7 +87,7 @@ class LayerMover(Part):
         self._not_before_s[name] = self._clock() + _RETRY_S
         return moved
 
-    def _back(self, name: str, run: ShardRun) -> Move:
+    def _back(self, name: str, run: ShardRun) -> Rebalance:
         now = {plan.worker.name: plan.layers for plan in run.plans}
         before = self._shares.layers(name, now.keys(), sum(now.values()), before=True)
         if before is None or before == now:
@@ -107,7 +96,7 @@ class LayerMover(Part):
                 hint=f"corral balance {name} shows which should move",
             )
         after = tuple((worker, before[worker]) for worker in now)
-        return Move(tuple(now.items()), after, "the last move is undone")
+        return Rebalance("the last move is undone", tuple(now.items()), after)
 
     async def serve(self) -> None:
         while True:
@@ -124,14 +113,12 @@ class LayerMover(Part):
         decision = run.balancer.evaluate()
         if not isinstance(decision, Rebalance):
             return
-        move = _move_of(decision)
         try:
-            await self._move(replica, run, move)
+            await self._move(replica, run, decision)
         except CorralError as error:
             self._not_before_s[name] = self._clock() + _RETRY_S
-            self._emit_move(
-                "model.adapt_failed", name, move, reason=error.message, retry_in_s=_RETRY_S
-            )
+            failure = {"reason": error.message, "retry_in_s": _RETRY_S}
+            self._emit_move("model.adapt_failed", name, decision, **failure)
 
     def _find(self, name: str) -> tuple[Replica, ShardRun]:
         self._fleet.select([name])
@@ -142,13 +129,12 @@ class LayerMover(Part):
             f"{name} is not loaded, or has no workers", hint=f"corral load {name} loads it"
         )
 
-    async def _move(self, replica: Replica, run: ShardRun, move: Move) -> Moved:
-        name, layers = replica.place.model, dict(move.after)
+    async def _move(self, replica: Replica, run: ShardRun, move: Rebalance) -> Moved:
+        name, layers = replica.place.model, dict(move.suggested_assignments)
         async with self._replacer.lock:
             if replica.shards is not run:  # it was started again meanwhile
-                raise StartFailed(
-                    f"{replica.name} was started again; its workers are measured again"
-                )
+                reason = f"{replica.name} was started again; its workers are measured again"
+                raise StartFailed(reason)
             planner = self._fleet.planner.with_layers(name, layers)
             plan = await asyncio.to_thread(planner.plan_at, replica.place)
             _check_split(plan, layers)
@@ -157,24 +143,15 @@ class LayerMover(Part):
                 hint = failure.cause.hint if failure.cause else None
                 log = str(failure.log_path) if failure.log_path else None
                 raise StartFailed(f"no layer was moved: {failure}", hint=hint, log=log)
-            path = self._shares.write(name, layers, dict(move.before))
+            path = self._shares.write(name, layers, dict(move.current_assignments))
             current = self._fleet.models[name].at(replica.place.number)
             self._fleet.apply_settings(current, self._fleet.planner)
         self._emit_move("model.adapted", name, move, reason=move.reason)
         return name, move, path
 
-    def _emit_move(self, event: str, model: str, move: Move, **fields: object) -> None:
-        before, after = _text(move.before), _text(move.after)
+    def _emit_move(self, event: str, model: str, move: Rebalance, **fields: object) -> None:
+        before, after = _text(move.current_assignments), _text(move.suggested_assignments)
         self._emit(event, model=model, key=SPLIT, before=before, after=after, **fields)
-
-
-def _move_of(decision: Rebalance) -> Move:
-    return Move(
-        decision.current_assignments,
-        decision.suggested_assignments,
-        decision.reason,
-        decision.estimated_speedup,
-    )
 
 
 def _check_split(plan: Plan, layers: Mapping[str, int]) -> None:

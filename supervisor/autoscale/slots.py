@@ -155,9 +155,8 @@ class SlotDecider:
     def sample(self, models: Sequence[ModelView]) -> None:
         mine = [model for model in models if may_change_slots(model.base, model.settings)]
         names = {model.name for model in mine}
-        self._histories = {
-            name: history for name, history in self._histories.items() if name in names
-        }
+        histories = self._histories.items()
+        self._histories = {name: history for name, history in histories if name in names}
         for model in mine:
             history = self._histories.setdefault(model.name, deque(maxlen=_SAMPLES_MAX))
             slots, limits = model.plan.slots * len(model.instances), model.settings.slots

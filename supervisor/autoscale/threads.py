@@ -62,11 +62,8 @@ def last_samples(samples: Sequence[LoadSample], span_s: float) -> list[LoadSampl
     if not samples:
         return []
     since_s = samples[-1].load.at_s - span_s / _TOLERANCE
-    found = [
-        sample
-        for sample in samples
-        if sample.load.at_s > since_s and sample.others_cores is not None
-    ]
+    lately = (sample for sample in samples if sample.load.at_s > since_s)
+    found = [sample for sample in lately if sample.others_cores is not None]
     covered_s, count = 0.0, 0
     for sample in reversed(found):
         if covered_s >= span_s * _TOLERANCE:

@@ -11,9 +11,6 @@ from pathlib import Path
 from typing import Final
 
 from proxy.dashboard.host import (
-    ClientFile,
-    Clients,
-    ClientSettings,
     HostEvent,
     HostInstance,
     HostModel,
@@ -71,8 +68,8 @@ def clients_of(
     needs_key: bool,
     cert: str | None,
     config: Path,
-) -> Clients:
-    """Return the settings of all clients, none if no model answers chats; reads their files.
+) -> dict[str, object]:
+    """Return `DashboardHost.clients`; no settings if no model answers chats. Reads their files.
 
     Raises UnknownModel.
     """
@@ -84,7 +81,7 @@ def clients_of(
     if wanted and wanted not in names:
         raise UnknownModel(wanted, names)
     if not models:
-        return Clients()
+        return {"models": [], "model": None, "key_variable": "", "clients": []}
     chosen = models[names.index(wanted) if wanted else 0]
     facts = Facts(url, tuple(models), chosen, chosen, needs_key, self_signed(cert))
     places = Places(Path.home(), dict(os.environ), config)
@@ -93,21 +90,22 @@ def clients_of(
         home = places.home
         return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
 
-    clients = tuple(
-        ClientSettings(
-            client.name,
-            client.title,
-            tuple(
-                ClientFile(shorten(file.path), text_of(file))
+    clients = [
+        {
+            "name": client.name,
+            "title": client.title,
+            "files": [
+                {"path": shorten(file.path), "content": text_of(file)}
                 for file in client.files(facts, places)
-            ),
-            tuple(notes_of(client, facts)),
-            f"corral connect {client.name} --write",
-            client.run(facts),
-        )
+            ],
+            "notes": [*notes_of(client, facts)],
+            "command": f"corral connect {client.name} --write",
+            "run": client.run(facts),
+        }
         for client in CLIENTS
-    )
-    return Clients(tuple(names), chosen.name, KEY_VARIABLE, clients)
+    ]
+    settings = {"model": chosen.name, "key_variable": KEY_VARIABLE, "clients": clients}
+    return {"models": names, **settings}
 
 
 def answers_chats(model: ModelInfo, planner: LaunchPlanner) -> bool:
@@ -198,11 +196,15 @@ class DashboardHostAdapter:
     def log_lines(self, source: str, lines: int) -> AsyncGenerator[str, None]:
         return follow(find_log(self._directories, self._names(), source), lines)
 
-    async def clients(self, model: str | None, url: str, /, *, needs_key: bool) -> Clients:
+    async def clients(
+        self, model: str | None, url: str, /, *, needs_key: bool
+    ) -> dict[str, object]:
         """Return settings of client programs; raises UnknownModel."""
         infos, planner = self._nodes.models(), self._fleet.planner
 
-        def read() -> Clients:
+        cert, config = self._certificate.path, self._directories.config
+
+        def read() -> dict[str, object]:
             models = [
                 ServedModel(
                     info.id, info.context_length, sees_images="image" in info.input_modalities
@@ -210,14 +212,7 @@ class DashboardHostAdapter:
                 for info in infos
                 if answers_chats(info, planner)
             ]
-            return clients_of(
-                url,
-                models,
-                model,
-                needs_key=needs_key,
-                cert=self._certificate.path,
-                config=self._directories.config,
-            )
+            return clients_of(url, models, model, needs_key=needs_key, cert=cert, config=config)
 
         return await asyncio.to_thread(read)
 

@@ -28,7 +28,7 @@ from supervisor.loading.controller import AdmissionController
 from supervisor.models import reference
 from supervisor.models.model_meta import capabilities
 from supervisor.models.reference import HubReference
-from supervisor.settings.schema import FoundModel, Settings
+from supervisor.settings.schema import FoundModel
 
 _LINE_MAX_BYTES: Final = 1024**2
 # A download writes what it has received after SIGINT.
@@ -100,28 +100,47 @@ async def _end(process: Process) -> None:
 _DOWNLOADS_MAX: Final = 4
 
 
-class ModelFilesAdapter:
-    """The models of `serve_found`, which appear and vanish with their files.
+class OllamaHostAdapter:
+    """Models and their files; the models of `serve_found` appear and vanish with their files.
 
     Args:
-        settings: Returns the current settings.
-        unload: Begins to unload a model; returns a function that tells whether it is unloaded.
         changes: Yields an event that is set after each change of a model's state.
         reload: Runs a reload and returns its result; raises DaemonBusy.
     """
 
     def __init__(
         self,
-        settings: Callable[[], Settings],
-        unload: Callable[[str], Callable[[], bool]],
+        fleet: Fleet,
+        admission: AdmissionController,
         changes: Callable[[], AbstractContextManager[asyncio.Event]],
         reload: Callable[[], Awaitable[object]],
     ) -> None:
-        self._settings = settings
-        self._unload = unload
+        self._fleet = fleet
+        self._admission = admission
         self._changes = changes
         self._reload = reload
         self._downloads = 0
+
+    async def details(self, models: Sequence[str]) -> Mapping[str, ModelDetails]:
+        """Return the details of models whose files can be read; reads them in a thread."""
+        return await asyncio.to_thread(_details, models, self._fleet.planner)
+
+    def residence(self, model: str) -> Residence:
+        estimates = ready_estimates(self._fleet.models.get(model))
+        loaded = self._admission.loaded_states().get(model)
+        left_s = loaded.unload_in_s if loaded else math.inf
+        memory_bytes = sum(
+            estimate.host.total + sum(device.total for device in estimate.devices.values())
+            for estimate in estimates
+        )
+        return Residence(
+            memory_bytes=memory_bytes,
+            gpu_bytes=gpu_use(estimates).memory_bytes,
+            unload_in_s=left_s if math.isfinite(left_s) else None,
+        )
+
+    def keep_alive(self, model: str, seconds: float) -> None:
+        self._admission.keep_alive(model, seconds)
 
     async def pull(self, name: str) -> AsyncGenerator[Progress, None]:
         """Download a model from the hub, and serve it; raises ProxyError."""
@@ -151,7 +170,7 @@ class ModelFilesAdapter:
     async def delete(self, model: str) -> None:
         """Remove the files of a found model, and stop serving it; raises ProxyError."""
         self._check_served("to remove models by their files")
-        if not isinstance(self._settings().models.get(model), FoundModel):
+        if not isinstance(self._fleet.planner.settings.models.get(model), FoundModel):
             from supervisor.settings.edit import key_text  # noqa: PLC0415 (tomlkit takes memory)
 
             key = key_text(("models", model))
@@ -164,12 +183,12 @@ class ModelFilesAdapter:
         await self._apply()
 
     def _check_served(self, purpose: str) -> None:
-        if not self._settings().serve_found:
+        if not self._fleet.planner.settings.serve_found:
             raise NotServed(f"{purpose}, set serve_found = true in corral.toml")
 
     async def _unload_and_wait(self, model: str) -> None:
         with self._changes() as changed:
-            is_unloaded = self._unload(model)
+            is_unloaded = self._admission.command("unload", [model])
             try:
                 async with asyncio.timeout(60.0):
                     while not is_unloaded():
@@ -206,42 +225,6 @@ def _proxy_error(error: CorralError) -> ProxyError:
     if isinstance(error, DiskFull):
         return StorageFull(text)
     return NotFound(text) if isinstance(error, NoSuchModel) else Conflict(text)
-
-
-class OllamaHostAdapter:
-    def __init__(
-        self, fleet: Fleet, admission: AdmissionController, files: ModelFilesAdapter
-    ) -> None:
-        self._fleet = fleet
-        self._admission = admission
-        self._files = files
-
-    async def details(self, models: Sequence[str]) -> Mapping[str, ModelDetails]:
-        """Return the details of models whose files can be read; reads them in a thread."""
-        return await asyncio.to_thread(_details, models, self._fleet.planner)
-
-    def residence(self, model: str) -> Residence:
-        estimates = ready_estimates(self._fleet.models.get(model))
-        loaded = self._admission.loaded_states().get(model)
-        left_s = loaded.unload_in_s if loaded else math.inf
-        memory_bytes = sum(
-            estimate.host.total + sum(device.total for device in estimate.devices.values())
-            for estimate in estimates
-        )
-        return Residence(
-            memory_bytes=memory_bytes,
-            gpu_bytes=gpu_use(estimates).memory_bytes,
-            unload_in_s=left_s if math.isfinite(left_s) else None,
-        )
-
-    def keep_alive(self, model: str, seconds: float) -> None:
-        self._admission.keep_alive(model, seconds)
-
-    def pull(self, name: str) -> AsyncGenerator[Progress, None]:
-        return self._files.pull(name)
-
-    async def delete(self, model: str) -> None:
-        await self._files.delete(model)
 
 
 def _details(models: Sequence[str], planner: LaunchPlanner) -> Mapping[str, ModelDetails]:

@@ -33,7 +33,7 @@ from supervisor.errors import CorralError, DaemonBusy, NoSuchConversation, Setti
 from supervisor.events import Emit, Event, Part
 from supervisor.fleet import cache_commands
 from supervisor.fleet.fleet import Fleet
-from supervisor.fleet.model import availability
+from supervisor.fleet.model import Model, availability
 from supervisor.slot_store.file_index import find_prefix
 from supervisor.slot_store.manifest import Manifest, find_conversation, find_file
 
@@ -49,8 +49,8 @@ _Key = tuple[str, tuple[int, ...]]
 _Wanted = tuple[WarmPrompt, float]
 
 
-class PrefixFiles(Part):
-    """Makes the wanted files, one after the other; at most 16 wait."""
+class PromptWarmerAdapter(Part):
+    """Prefills prompts, and makes the files of prefixes, one after the other; at most 16 wait."""
 
     def __init__(self, fleet: Fleet, router: Router, emit: Emit) -> None:
         self._fleet = fleet
@@ -60,7 +60,7 @@ class PrefixFiles(Part):
         self._wanted: dict[_Key, _Wanted] = {}
         self._task: asyncio.Task[None] | None = None
 
-    def want(self, model: str, prefix: SharedPrefix) -> None:
+    def _want(self, model: str, prefix: SharedPrefix) -> None:
         """Have a file made of a prefix, unless there is one."""
         key = model, prefix.blocks
         if key in self._wanted or len(self._wanted) >= 16:
@@ -78,7 +78,7 @@ class PrefixFiles(Part):
         replica = self._fleet.replica(str(event.fields["instance"]))
         for prompt in replica.prompts:
             if prefix := shared_prefix(replica.place.model, prompt.body):
-                self.want(replica.place.model, prefix)
+                self._want(replica.place.model, prefix)
 
     async def _work(self) -> None:
         while self._wanted:
@@ -150,21 +150,13 @@ class PrefixFiles(Part):
                 size_bytes=saved.size_bytes,
             )
 
-
-class PromptWarmerAdapter:
-    def __init__(self, fleet: Fleet, router: Router, prefix_files: PrefixFiles, emit: Emit) -> None:
-        self._fleet = fleet
-        self._router = router
-        self._prefix_files = prefix_files
-        self._emit = emit
-
     def learns(self, model: str) -> bool:
         launches = self._fleet.planner.launches
         return launches.learns_prompts(model) or bool(self._router.prefix_storing_instances(model))
 
     def learn(self, model: str, prefix: SharedPrefix) -> None:
         if self._router.prefix_storing_instances(model):
-            self._prefix_files.want(model, prefix)
+            self._want(model, prefix)
         if not self._fleet.planner.launches.learns_prompts(model):
             return
         learned = self._fleet.planner.launches.learned
@@ -178,11 +170,11 @@ class PromptWarmerAdapter:
             BadRequest: The body is not a chat request, or an instance rejected it.
             Unavailable: The model does not serve, or an instance was busy for too long.
         """
-        self._check_serving(model)
+        if model_now := self._fleet.models.get(model):  # a reload may have removed it
+            self._check_serving(model, model_now)
+        replicas = model_now.replicas if model_now else ()
         try:
             prompt = prompts.of_request("in the body", body)
-            model_now = self._fleet.models.get(model)  # a reload may have removed it
-            replicas = model_now.replicas if model_now else ()
             found = await cache_commands.warm(replicas, prompt, self._router)
         except SettingsInvalid as error:
             raise BadRequest(f"{error.message}; {error.hint}") from error
@@ -193,10 +185,8 @@ class PromptWarmerAdapter:
             raise Unavailable(message, retry_after_s=10)
         return found
 
-    def _check_serving(self, name: str) -> None:
+    def _check_serving(self, name: str, model: Model) -> None:
         """Raise the error that other endpoints raise for a model that does not serve."""
-        if (model := self._fleet.models.get(name)) is None:
-            return
         state, reason = availability(model)
         if state == "failed":
             raise failure(model, reason)
@@ -265,9 +255,8 @@ class ConversationForgetter:
 
     async def _erase(self, held: Iterable[tuple[str, int]]) -> int:
         """Empty slots and return how many; a slot in use is emptied after its request."""
-        snapshots = {
-            replica.name: replica.instance.snapshot() for replica in self._fleet.all_replicas()
-        }
+        replicas = self._fleet.all_replicas()
+        snapshots = {replica.name: replica.instance.snapshot() for replica in replicas}
         erased = 0
         for name, id_slot in held:
             snapshot = snapshots.get(name)

@@ -81,7 +81,8 @@ class Daemon:
                 self._emit_started()
                 report()
                 self._notifier.note_start()
-                with self._watch_starter():
+                lose = functools.partial(self._hosts.lose, STARTER) if self._hosts else None
+                with watch_starter(sys.stdin.fileno(), lose) if lose else nullcontext():
                     await self._shutdown.wait()
             self.parts.fleet.planner.launches.slot_persistence.store.empty_memory()
 
@@ -130,15 +131,6 @@ class Daemon:
                 yield
         finally:
             await server.close()
-
-    @contextmanager
-    def _watch_starter(self) -> Iterator[None]:
-        if self._hosts is None:
-            yield
-            return
-        lose = functools.partial(self._hosts.lose, STARTER)
-        with watch_starter(sys.stdin.fileno(), lose):
-            yield
 
     def _emit_started(self) -> None:
         path = self.parts.reload.loaded.path

@@ -136,11 +136,8 @@ def weight_statuses(instances: Iterable[InstanceStats]) -> list[messages.WeightS
 
 
 def batch_statuses(stats: Mapping[str, BatchQueueStats]) -> list[messages.BatchQueueStatus]:
-    return [
-        messages.BatchQueueStatus(model, **asdict(queue))
-        for model, queue in sorted(stats.items())
-        if queue.total_queued
-    ]
+    used = sorted((model, queue) for model, queue in stats.items() if queue.total_queued)
+    return [messages.BatchQueueStatus(model, **asdict(queue)) for model, queue in used]
 
 
 def saved_slot(manifest: Manifest) -> messages.SavedSlot:
@@ -216,7 +213,7 @@ def balance_status(
 
 def moved_layers(moved: Moved) -> messages.MovedLayers:
     name, move, path = moved
-    before, after = dict(move.before), dict(move.after)
+    before, after = dict(move.current_assignments), dict(move.suggested_assignments)
     return messages.MovedLayers.of(move, model=name, before=before, after=after, file=str(path))
 
 

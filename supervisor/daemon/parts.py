@@ -26,8 +26,8 @@ from supervisor.autoscale.threads import ThreadDecider
 from supervisor.backend import proxy_settings
 from supervisor.backend.dashboard import DashboardHostAdapter
 from supervisor.backend.models import LocalModels
-from supervisor.backend.ollama import ModelFilesAdapter, OllamaHostAdapter
-from supervisor.backend.slot_storage import ConversationForgetter, PrefixFiles, PromptWarmerAdapter
+from supervisor.backend.ollama import OllamaHostAdapter
+from supervisor.backend.slot_storage import ConversationForgetter, PromptWarmerAdapter
 from supervisor.backend.usage import RecordsAdapter, UsageEngines, UsageRecorder
 from supervisor.daemon.desktop import DesktopKey
 from supervisor.events import EventStream, Part
@@ -99,7 +99,7 @@ class DaemonParts:
         )
         shares, now_s = LayerShares(directories.layer_shares), asyncio.get_running_loop().time
         self.layer_mover = LayerMover(self.fleet, replacer, shares, emit, now_s)
-        self._prefix_files = PrefixFiles(self.fleet, self.router, emit)
+        self._warmer = PromptWarmerAdapter(self.fleet, self.router, emit)
         self.conversations = ConversationForgetter(self.fleet, self.router)
         self.trials = Trials(self.fleet, self.router.count_in_flight, directories.trials)
         self.canaries = Canaries(
@@ -137,7 +137,7 @@ class DaemonParts:
             self.notifier,
             self.captures,
             self._models,
-            self._prefix_files,
+            self._warmer,
             self.fleet.slot_files,
         )
 
@@ -201,22 +201,17 @@ class DaemonParts:
     def _make_backend(self) -> Backend:
         fleet, admission, models = self.fleet, self.admission, self._models
         records = RecordsAdapter(self.records)
-        files = ModelFilesAdapter(
-            settings=lambda: self.settings,
-            unload=lambda model: admission.command("unload", [model]),
-            changes=models.changes,
-            reload=functools.partial(self.reload.start, dry_run=False),
-        )
+        reload = functools.partial(self.reload.start, dry_run=False)
         return Backend(
             loader=self.nodes,
             process=self.nodes.process,
             tls=self.certificate.context,
             own_key=self.desktop_key.key if self.desktop_key else None,
-            warmer=PromptWarmerAdapter(fleet, self.router, self._prefix_files, self.events.emit),
+            warmer=self._warmer,
             jobs=(self.directories.jobs, self.settings.jobs),
             engine=models,
             control=models,
-            ollama=OllamaHostAdapter(fleet, admission, files),
+            ollama=OllamaHostAdapter(fleet, admission, models.changes, reload),
             dashboard=DashboardHostAdapter(
                 fleet, admission, self.nodes, self.events, self.directories, self.certificate
             ),

@@ -139,6 +139,5 @@ def recovery_timeout_s(
     settings: HealthSettings, unhealthy_timeout_s: float, *, is_urgent: bool
 ) -> float:
     """Return how long it may take to recover; urgent if requests wait or it is suspended."""
-    return (
-        min(unhealthy_timeout_s, settings.liveness_interval_s) if is_urgent else unhealthy_timeout_s
-    )
+    urgent_s = min(unhealthy_timeout_s, settings.liveness_interval_s)
+    return urgent_s if is_urgent else unhealthy_timeout_s

@@ -129,10 +129,8 @@ class LearnedPrompts:
         return found
 
     def counts(self) -> dict[str, int]:
-        found = {
-            name_of_file(path.name): len(_latest_first_paths(path)) for path in self._directories()
-        }
-        return {model: count for model, count in found.items() if count}
+        found = ((path.name, len(_latest_first_paths(path))) for path in self._directories())
+        return {name_of_file(name): count for name, count in found if count}
 
     def forget(self, model: str | None = None) -> int:
         count = 0

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 
 from supervisor.engine.client import EngineClient, EngineUnreachable, ErrorResponse
@@ -295,14 +294,12 @@ async def _can_generate(run: ProcessRun) -> bool:
 
 StateTask = Callable[[StateContext], Awaitable[Event | None]]
 
-STATE_TASKS: Final[Mapping[State, StateTask]] = MappingProxyType(
-    {
-        State.STARTING: _wait_in_start,
-        State.WARMING: warm_up,
-        State.READY: monitor,
-        State.UNHEALTHY: wait_recovered,
-        State.DRAINING: drain,
-        State.STOPPING: stop,
-        State.KILLING: kill,
-    }
-)
+STATE_TASKS: Final[Mapping[State, StateTask]] = {
+    State.STARTING: _wait_in_start,
+    State.WARMING: warm_up,
+    State.READY: monitor,
+    State.UNHEALTHY: wait_recovered,
+    State.DRAINING: drain,
+    State.STOPPING: stop,
+    State.KILLING: kill,
+}

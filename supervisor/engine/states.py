@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final, Literal
 
 from supervisor.engine.client import Endpoint
@@ -58,92 +57,84 @@ Deadline = Callable[[InstanceLimits, float], float]
 
 
 # A state without a row may last.
-DEADLINES: Final[Mapping[State, Deadline]] = MappingProxyType(
-    {
-        State.STARTING: lambda limits, _: limits.load_timeout_s,
-        State.WARMING: lambda limits, _: limits.warm_timeout_s,
-        State.UNHEALTHY: lambda limits, _: limits.unhealthy_timeout_s,
-        State.DRAINING: lambda limits, _: limits.drain_timeout_s,
-        State.STOPPING: lambda limits, _: limits.stop_timeout_s,
-        State.KILLING: lambda limits, _: limits.kill_timeout_s,
-        State.BACKOFF: lambda _, backoff_s: backoff_s,
-    }
-)
+DEADLINES: Final[Mapping[State, Deadline]] = {
+    State.STARTING: lambda limits, _: limits.load_timeout_s,
+    State.WARMING: lambda limits, _: limits.warm_timeout_s,
+    State.UNHEALTHY: lambda limits, _: limits.unhealthy_timeout_s,
+    State.DRAINING: lambda limits, _: limits.drain_timeout_s,
+    State.STOPPING: lambda limits, _: limits.stop_timeout_s,
+    State.KILLING: lambda limits, _: limits.kill_timeout_s,
+    State.BACKOFF: lambda _, backoff_s: backoff_s,
+}
 # In all other states an engine may be running.
 WITHOUT_PROCESS: Final = frozenset({State.STOPPED, State.BACKOFF, State.FAILED})
 
 # The next state after a command, a deadline or a fact; an event without a row is ignored. EXITED
 # has no rows: it counts in every state that has a process, and AFTER_EXIT says what follows.
-TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = MappingProxyType(
-    {
-        State.STOPPED: {Event.START: State.STARTING, Event.RESTART: State.STARTING},
-        State.STARTING: {
-            Event.STOP: State.STOPPING,
-            Event.RESTART: State.STOPPING,
-            Event.HEALTHY: State.WARMING,
-            Event.DEADLINE: State.STOPPING,
-        },
-        State.WARMING: {
-            Event.STOP: State.STOPPING,
-            Event.RESTART: State.STOPPING,
-            Event.UNHEALTHY: State.UNHEALTHY,
-            Event.WARMED: State.READY,
-            Event.MEASURED: State.STOPPING,
-            Event.DEADLINE: State.READY,
-        },
-        State.READY: {
-            Event.STOP: State.DRAINING,
-            Event.RESTART: State.DRAINING,
-            Event.UNHEALTHY: State.UNHEALTHY,
-            Event.OVERDUE: State.DRAINING,
-        },
-        State.UNHEALTHY: {
-            Event.STOP: State.DRAINING,
-            Event.RESTART: State.DRAINING,
-            Event.HEALTHY: State.READY,
-            Event.OVERDUE: State.DRAINING,
-            Event.DEADLINE: State.STOPPING,
-        },
-        State.DRAINING: {
-            Event.START: State.READY,
-            Event.DRAINED: State.STOPPING,
-            Event.DEADLINE: State.STOPPING,
-        },
-        State.STOPPING: {Event.DEADLINE: State.KILLING},
-        State.KILLING: {Event.DEADLINE: State.KILLING},
-        State.BACKOFF: {
-            Event.START: State.STARTING,
-            Event.STOP: State.STOPPED,
-            Event.RESTART: State.STARTING,
-            Event.DEADLINE: State.STARTING,
-        },
-        State.FAILED: {
-            Event.START: State.STARTING,
-            Event.STOP: State.STOPPED,
-            Event.RESTART: State.STARTING,
-        },
-    }
-)
+TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
+    State.STOPPED: {Event.START: State.STARTING, Event.RESTART: State.STARTING},
+    State.STARTING: {
+        Event.STOP: State.STOPPING,
+        Event.RESTART: State.STOPPING,
+        Event.HEALTHY: State.WARMING,
+        Event.DEADLINE: State.STOPPING,
+    },
+    State.WARMING: {
+        Event.STOP: State.STOPPING,
+        Event.RESTART: State.STOPPING,
+        Event.UNHEALTHY: State.UNHEALTHY,
+        Event.WARMED: State.READY,
+        Event.MEASURED: State.STOPPING,
+        Event.DEADLINE: State.READY,
+    },
+    State.READY: {
+        Event.STOP: State.DRAINING,
+        Event.RESTART: State.DRAINING,
+        Event.UNHEALTHY: State.UNHEALTHY,
+        Event.OVERDUE: State.DRAINING,
+    },
+    State.UNHEALTHY: {
+        Event.STOP: State.DRAINING,
+        Event.RESTART: State.DRAINING,
+        Event.HEALTHY: State.READY,
+        Event.OVERDUE: State.DRAINING,
+        Event.DEADLINE: State.STOPPING,
+    },
+    State.DRAINING: {
+        Event.START: State.READY,
+        Event.DRAINED: State.STOPPING,
+        Event.DEADLINE: State.STOPPING,
+    },
+    State.STOPPING: {Event.DEADLINE: State.KILLING},
+    State.KILLING: {Event.DEADLINE: State.KILLING},
+    State.BACKOFF: {
+        Event.START: State.STARTING,
+        Event.STOP: State.STOPPED,
+        Event.RESTART: State.STARTING,
+        Event.DEADLINE: State.STARTING,
+    },
+    State.FAILED: {
+        Event.START: State.STARTING,
+        Event.STOP: State.STOPPED,
+        Event.RESTART: State.STARTING,
+    },
+}
 
-AFTER_EXIT: Final[Mapping[ExitOutcome, State]] = MappingProxyType(
-    {
-        "not wanted": State.STOPPED,
-        "restart": State.STARTING,
-        "failure": State.BACKOFF,
-        "give up": State.FAILED,
-    }
-)
+AFTER_EXIT: Final[Mapping[ExitOutcome, State]] = {
+    "not wanted": State.STOPPED,
+    "restart": State.STARTING,
+    "failure": State.BACKOFF,
+    "give up": State.FAILED,
+}
 
 # Rows by which the supervisor itself decides to end a run.
-STOP_REASONS: Final[Mapping[tuple[State, Event], StopReason]] = MappingProxyType(
-    {
-        (State.STARTING, Event.DEADLINE): "load_timeout",
-        (State.WARMING, Event.MEASURED): "measured",
-        (State.READY, Event.OVERDUE): "overdue",
-        (State.UNHEALTHY, Event.OVERDUE): "overdue",
-        (State.UNHEALTHY, Event.DEADLINE): "unresponsive",
-    }
-)
+STOP_REASONS: Final[Mapping[tuple[State, Event], StopReason]] = {
+    (State.STARTING, Event.DEADLINE): "load_timeout",
+    (State.WARMING, Event.MEASURED): "measured",
+    (State.READY, Event.OVERDUE): "overdue",
+    (State.UNHEALTHY, Event.OVERDUE): "overdue",
+    (State.UNHEALTHY, Event.DEADLINE): "unresponsive",
+}
 
 # Reasons to stop that do not count against the restart policy: the next run follows at once.
 NOT_FAILURES: Final = frozenset({"requested", "measured", "overdue"})
@@ -156,9 +147,7 @@ ONLY_IF_UNWANTED: Final = frozenset({(State.DRAINING, Event.START)})
 EXITING: Final = frozenset({State.DRAINING, State.STOPPING, State.KILLING})
 
 # Commands set `wanted`, facts never do.
-WANTED: Final[Mapping[Event, bool]] = MappingProxyType(
-    {Event.START: True, Event.STOP: False, Event.RESTART: True}
-)
+WANTED: Final[Mapping[Event, bool]] = {Event.START: True, Event.STOP: False, Event.RESTART: True}
 
 # Commands that ask a running process to exit.
 STOP_COMMANDS: Final = frozenset({Event.STOP, Event.RESTART})

@@ -124,11 +124,10 @@ class SlotStorage:
     async def save(
         self, instance: str, id_slot: int, tokens: int, fingerprint: ConversationFingerprint, /
     ) -> Transfer | None:
-        return await self._finish(
-            instance,
-            id_slot,
-            lambda slots, *engine: slots.save_slot(*engine, id_slot, tokens, fingerprint),
-        )
+        def work(slots: SlotManager, client: EngineClient, run: int) -> Awaitable[Transfer | None]:
+            return slots.save_slot(client, run, id_slot, tokens, fingerprint)
+
+        return await self._finish(instance, id_slot, work)
 
     async def restore(self, instance: str, id_slot: int, name: str, /) -> Transfer | None:
         return await self._finish(

@@ -293,9 +293,8 @@ class Fleet:
 
     def _reduce(self, replica: Replica, cause: FailureCause) -> bool:
         """Plan less for a model whose start ran out of memory, unless another instance serves."""
-        others = (
-            other for other in self.models[replica.place.model].all_replicas if other is not replica
-        )
+        replicas = self.models[replica.place.model].all_replicas
+        others = (other for other in replicas if other is not replica)
         if any(other.instance.snapshot().state is State.READY for other in others):
             return False
         return self._start_memory.reduce(replica, cause)

@@ -66,16 +66,11 @@ def availability(model: Model) -> tuple[Availability, str | None]:
     if any(snapshot.state is State.READY for snapshot in snapshots):
         return "loaded", None
     if any(snapshot.wanted and snapshot.state is not State.FAILED for snapshot in snapshots):
-        return "loading", next(
-            (snapshot.cause.sentence for snapshot in snapshots if snapshot.cause), None
-        )
-    causes = [
-        snapshot.cause.sentence
-        for snapshot in snapshots
-        if snapshot.cause and snapshot.state is State.FAILED
-    ]
-    if causes or model.refusal:
-        return "failed", causes[0] if causes else model.refusal
+        causes = (snapshot.cause.sentence for snapshot in snapshots if snapshot.cause)
+        return "loading", next(causes, None)
+    failed = (snapshot.cause for snapshot in snapshots if snapshot.state is State.FAILED)
+    if reason := next((cause.sentence for cause in failed if cause), model.refusal):
+        return "failed", reason
     if model.is_open:
         return "unloaded", None
     return "failed", f"it is stopped (corral start {model.entry.name})"

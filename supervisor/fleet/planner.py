@@ -176,9 +176,7 @@ class LaunchPlanner:
 
     def engine_of(self, entry: ModelEntry) -> Engine:
         """Find the engine of a model; raises as `engine`."""
-        if entry.engine is None:
-            return self.engine()
-        return self._load(entry.engine)
+        return self._load(entry.engine) if entry.engine else self.engine()
 
     def engine_at(self, place: ReplicaId) -> Engine:
         """Find the engine of a replica; raises as `engine`."""

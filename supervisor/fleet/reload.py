@@ -89,21 +89,15 @@ def compare(
     )
 
 
-def _running_fingerprints(replicas: Iterable[Replica]) -> dict[ReplicaId, LaunchFingerprint | None]:
+def _running_fingerprints(replicas: Sequence[Replica]) -> dict[ReplicaId, LaunchFingerprint | None]:
     planner_of = cache(LaunchPlanner.reading_once)
-    return {
-        replica.place: replica.fingerprint
-        or _unused_fingerprint(planner_of(replica.planner), replica.place)
-        for replica in replicas
-    }
-
-
-def _unused_fingerprint(planner: LaunchPlanner, place: ReplicaId) -> LaunchFingerprint | None:
-    """Return the fingerprint of a replica that never ran; None if it could not run."""
-    try:
-        return planner.fingerprint(place, planner.engine_at(place))
-    except CorralError:
-        return None
+    found = {replica.place: replica.fingerprint for replica in replicas}
+    for replica in replicas:
+        if replica.fingerprint is None:  # it never ran
+            with suppress(CorralError):  # it could not run
+                planner, place = planner_of(replica.planner), replica.place
+                found[place] = planner.fingerprint(place, planner.engine_at(place))
+    return found
 
 
 def _wanted_fingerprints(planner: LaunchPlanner) -> dict[ReplicaId, LaunchFingerprint]:
@@ -168,10 +162,6 @@ def _node_notes(
         yield f"removed nodes: {', '.join(sorted(removed))}"
     if changed := {name for name in before.keys() & after.keys() if before[name] != after[name]}:
         yield f"changed nodes: {', '.join(sorted(changed))}"
-
-
-# New settings that passed every check, with a plan for each new process, and what applies the rest.
-_Prepared = tuple[Loaded, LaunchPlanner, Difference, Plans, list[Callable[[], None]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,8 +313,10 @@ class Reload:
         async with self._lock, self._replacer.lock:
             running = self._fleet.replicas()
 
-            def prepare() -> _Prepared:
-                """Read and compare the settings, and plan; changes nothing."""
+            def prepare() -> tuple[
+                Loaded, LaunchPlanner, Difference, Plans, list[Callable[[], None]]
+            ]:
+                """Read, check and compare the settings, and plan each new process."""
                 loaded = read()
                 planner = self._make_planner(loaded)
                 difference = compare(

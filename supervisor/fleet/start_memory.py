@@ -34,9 +34,7 @@ class DeviceMemory:
 
     def __init__(
         self,
-        list_devices: Callable[[Engine], Sequence[Device]] = lambda engine: discover.list_devices(
-            engine, _LIMIT_S
-        ),
+        list_devices: Callable[[Engine, float], Sequence[Device]] = discover.list_devices,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._list_devices = list_devices
@@ -60,7 +58,7 @@ class DeviceMemory:
     async def read(self, engine: Engine) -> Mapping[str, int]:
         """List the devices again; return the free bytes of each for which they are known."""
         try:
-            found = await asyncio.to_thread(self._list_devices, engine)
+            found = await asyncio.to_thread(self._list_devices, engine, _LIMIT_S)
         except CorralError:  # the start of the engine reports the error
             found = ()
         self.free_bytes, self._read_at_s = discover.free_bytes(found), self._clock()
@@ -154,19 +152,14 @@ class StartMemory:
         kind, flags = reduction
         planned = {key: plan.memory_inputs.chosen.get(key) for key in flags}
         was_short = cause.code != _HOST_MEMORY and is_short(plan.estimate)
-        before = ", ".join(
-            f"{key} = {value}" for key, value in planned.items() if value is not None
-        )
-        reason = f"with {before or 'more'}, {cause.sentence}"
+        known = (f"{key} = {value}" for key, value in planned.items() if value is not None)
+        reason = f"with {', '.join(known) or 'more'}, {cause.sentence}"
         reductions.add(entry, kind, flags, reason, was_short=was_short)
-        for key, value in flags.items():
+        model, why = plan.model, cause.sentence
+        for key, after in flags.items():
+            before = planned[key]
             self._emit(
-                "model.reduced",
-                model=plan.model,
-                key=key,
-                before=planned[key],
-                after=value,
-                reason=cause.sentence,
+                "model.reduced", model=model, key=key, before=before, after=after, reason=why
             )
         return True
 

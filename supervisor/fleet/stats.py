@@ -19,21 +19,20 @@ from supervisor.engine.states import InstanceSnapshot, State
 
 def memory_bytes(pid: int) -> int | None:
     """Return a process's resident memory, shared pages of its model included; None if unknown."""
-    try:
-        found: int = psutil.Process(pid).memory_info().rss
-    except (psutil.Error, OSError):
-        return None
-    return found
+    return _memory(pid)[0]
 
 
 def own_bytes(pid: int) -> int | None:
     """Return resident memory, without mapped files if the system tells; None if unknown."""
+    return _memory(pid)[1]
+
+
+def _memory(pid: int) -> tuple[int | None, int | None]:
     try:
         found = psutil.Process(pid).memory_info()
     except (psutil.Error, OSError):
-        return None
-    own: int = found.rss - getattr(found, "shared", 0)
-    return own
+        return None, None
+    return found.rss, found.rss - getattr(found, "shared", 0)
 
 
 ReadEngines = Callable[[float], Awaitable[Mapping[str, Mapping[str, float]]]]

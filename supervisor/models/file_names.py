@@ -103,8 +103,12 @@ def model_name(path: str) -> str:
     """Make a model name from a file name; characters that names cannot have become `-`."""
     name = parse_file_name(PurePosixPath(path).name)
     stem = name.prefix if name else PurePosixPath(path).stem
-    cleaned = re.sub(r"[^A-Za-z0-9._:@+-]+", "-", stem).lstrip("._:@+-")
-    return cleaned[:_NAME_MAX] or "model"
+    return clean(stem)[:_NAME_MAX] or "model"
+
+
+def clean(name: str) -> str:
+    """Replace characters that names of models cannot have by `-`; the result may be empty."""
+    return re.sub(r"[^A-Za-z0-9._:@+-]+", "-", name).lstrip("._:@+-")
 
 
 def _kind(prefix: str) -> FileKind:

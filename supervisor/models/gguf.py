@@ -189,7 +189,7 @@ _PER_LAYER: Final = (
     "block_count attention.sliding_window_pattern attention.recurrent_layers "
     "full_attention_interval nextn_predict_layers"
 )
-LIMITS: Final[Mapping[str, int]] = MappingProxyType(
+LIMITS: Final[Mapping[str, int]] = (
     dict.fromkeys(_PER_LAYER.split(), LAYERS_MAX)
     | dict.fromkeys(("context_length", "attention.sliding_window"), _TOKENS_MAX)
     | dict.fromkeys(("shortconv.l_cache", "ssm.conv_kernel"), 1 << 10)

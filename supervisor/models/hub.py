@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
@@ -46,41 +45,39 @@ _TEXT_MAX: Final = 200
 
 
 # The errors of the hub by X-Error-Code, or by one of the last three names.
-_ERRORS: Final[Mapping[str, tuple[type[errors.CorralError], str, str]]] = MappingProxyType(
-    {
-        "GatedRepo": (
-            errors.HubAccessDenied,
-            "{repo} is gated: its owner wants conditions to be accepted",
-            "accept them at {page}{access}",
-        ),
-        "RevisionNotFound": (
-            errors.NoSuchModel,
-            "{repo} has no such branch, tag or commit",
-            "see {page}",
-        ),
-        "EntryNotFound": (errors.NoSuchModel, "{repo} has no {what}", "see {page}"),
-        "RepoNotFound": (
-            errors.NoSuchModel,
-            "the hub has no repository {repo}, or does not show it to you",
-            "check the spelling (corral model search WORDS); {private}",
-        ),
-        "bad token": (
-            errors.HubAccessDenied,
-            "the hub does not accept your token for {what}{said}",
-            f"set HF_TOKEN to a valid one ({_TOKENS}), or unset it for public models",
-        ),
-        "denied": (
-            errors.HubAccessDenied,
-            "the hub denies access to {what} ({status}){said}",
-            "see {page}; for a private repository set HF_TOKEN",
-        ),
-        "other": (
-            errors.DownloadFailed,
-            "the hub answered {status} for {what}{said}",
-            "try again later",
-        ),
-    }
-)
+_ERRORS: Final[Mapping[str, tuple[type[errors.CorralError], str, str]]] = {
+    "GatedRepo": (
+        errors.HubAccessDenied,
+        "{repo} is gated: its owner wants conditions to be accepted",
+        "accept them at {page}{access}",
+    ),
+    "RevisionNotFound": (
+        errors.NoSuchModel,
+        "{repo} has no such branch, tag or commit",
+        "see {page}",
+    ),
+    "EntryNotFound": (errors.NoSuchModel, "{repo} has no {what}", "see {page}"),
+    "RepoNotFound": (
+        errors.NoSuchModel,
+        "the hub has no repository {repo}, or does not show it to you",
+        "check the spelling (corral model search WORDS); {private}",
+    ),
+    "bad token": (
+        errors.HubAccessDenied,
+        "the hub does not accept your token for {what}{said}",
+        f"set HF_TOKEN to a valid one ({_TOKENS}), or unset it for public models",
+    ),
+    "denied": (
+        errors.HubAccessDenied,
+        "the hub denies access to {what} ({status}){said}",
+        "see {page}; for a private repository set HF_TOKEN",
+    ),
+    "other": (
+        errors.DownloadFailed,
+        "the hub answered {status} for {what}{said}",
+        "try again later",
+    ),
+}
 
 
 def _hub_error(answer: httpx2.Response, repo: str, what: str, page: str) -> errors.CorralError:

@@ -31,6 +31,7 @@ import secrets
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -199,17 +200,14 @@ def _group_models(
     """Yield an unopened model for each group of files below a root."""
     below = {str(path.relative_to(root)): path for path in paths}
     groups = [file_group for file_group in group(below) if file_group.first.kind == "model"]
-    short = Counter(
-        name_of(file_group.first, _short_tag(file_group.first)) for file_group in groups
-    )
-    for file_group in groups:
+    firsts = [file_group.first for file_group in groups]
+    short = [name_of(first, first.quantisation or _stem(first)) for first in firsts]
+    count = Counter(short)
+    for file_group, first, name in zip(groups, firsts, short, strict=True):
         files = tuple(below[part.path] for part in file_group.files)
-        name = name_of(file_group.first, _short_tag(file_group.first))
-        if short[name] > 1:
-            name = name_of(file_group.first, _stem(file_group.first))
-        yield StoredModel(
-            name, store, files[0], root, files=files, problem=_problem(file_group, files)
-        )
+        shown = name if count[name] == 1 else name_of(first, _stem(first))
+        problem = _problem(file_group, files)
+        yield StoredModel(shown, store, files[0], root, files=files, problem=problem)
 
 
 def path_name(file: FileName, tag: str) -> str:
@@ -222,10 +220,6 @@ def path_name(file: FileName, tag: str) -> str:
 
 def repository_name(publisher: str, repository: str, _file: FileName, tag: str) -> str:
     return label(publisher, f"{repository}:{tag}")
-
-
-def _short_tag(file: FileName) -> str:
-    return file.quantisation or _stem(file)
 
 
 def _stem(file: FileName) -> str:
@@ -319,12 +313,15 @@ def _manifests(root: Path) -> Iterator[tuple[str, tuple[str, str | None]]]:
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
-    try:
-        with open_regular(path) as file:
-            found = json.loads(file.read(_MANIFEST_MAX_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    with suppress(OSError, ValueError, RecursionError):
+        if isinstance(found := _read_json(path), dict):
+            return found
+    return {}
+
+
+def _read_json(path: Path) -> Any:
+    with open_regular(path) as file:
+        return json.loads(file.read(_MANIFEST_MAX_BYTES))
 
 
 def _file_name(content: dict[str, Any], key: str) -> str | None:
@@ -384,8 +381,7 @@ class _Broken(Exception):
 
 def _read_layers(manifest: Path) -> list[dict[str, Any]]:
     try:
-        with open_regular(manifest) as file:
-            found = json.loads(file.read(_MANIFEST_MAX_BYTES))
+        found = _read_json(manifest)
     except OSError as error:
         raise _Broken(f"its manifest cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

@@ -59,9 +59,8 @@ def find(path: Path, places: Sequence[Root], cache_dir: Path) -> StoredModel | N
 
 def _find_unopened(text: str, places: Sequence[Root]) -> StoredModel | None:
     notes = list[str]()
-    stored = (
-        model for root in places for model in unopened_models(root, notes) if not model.problem
-    )
+    models = (model for root in places for model in unopened_models(root, notes))
+    stored = (model for model in models if not model.problem)
     if text.startswith(OLLAMA):
         name = text.removeprefix(OLLAMA)
         wanted = name if ":" in name else f"{name}:{_LATEST}"

@@ -21,7 +21,14 @@ from typing import Final, Literal, get_args
 
 from supervisor.errors import ModelInvalid
 from supervisor.models import metadata
-from supervisor.models.file_names import FileGroup, FileName, companion, group, parse_file_name
+from supervisor.models.file_names import (
+    FileGroup,
+    FileName,
+    clean,
+    companion,
+    group,
+    parse_file_name,
+)
 from supervisor.models.metadata import Gguf
 from supervisor.system.ownership import foreign_owner
 
@@ -102,11 +109,11 @@ def find_projector(model: Gguf, cache_dir: Path) -> tuple[Path | None, list[str]
     skipped: list[str] = []
     for directory in _directories(model.path):
         groups = group(_names(directory))
-        named = [group for group in groups if _is_named_for(group.first, own, groups)]
         fitting = [
-            group
-            for group in named
-            if _fits(directory / group.first.path, model, cache_dir, skipped)
+            found
+            for found in groups
+            if _is_named_for(found.first, own, groups)
+            and _fits(directory / found.first.path, model, cache_dir, skipped)
         ]
         if chosen := companion(fitting, own, "projector"):
             return directory / chosen.first.path, skipped
@@ -191,7 +198,7 @@ class StoredModel:
 
 def model_id(name: str) -> str:
     """Make a name valid for `[models.NAME]`: without `/`, and at most 64 characters."""
-    written = re.sub(r"[^A-Za-z0-9._:@+-]+", "-", name.replace("/", "--")).lstrip("._:@+-")
+    written = clean(name.replace("/", "--"))
     if written and len(written) <= _NAME_MAX:
         return written
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]
@@ -201,8 +208,7 @@ def model_id(name: str) -> str:
 
 def label(*parts: str) -> str:
     """Join the names of files and directories to a name that clients can send."""
-    cleaned = (re.sub(r"[^A-Za-z0-9._:@+-]+", "-", part).lstrip("._:@+-") for part in parts)
-    return "/".join(part for part in cleaned if part)[:128] or "model"
+    return "/".join(filter(None, map(clean, parts)))[:128] or "model"
 
 
 # Other programs and users may own these stores; this user named the others.

@@ -18,24 +18,22 @@ GgmlType = tuple[str, int, int]
 
 UNKNOWN: Final = ("unknown", 1, 0)
 
-GGML_TYPES: Final[Mapping[int, GgmlType]] = MappingProxyType(
-    {
-        0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20),
-        6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 40),
-        10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144),
-        13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292),
-        16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98),
-        19: ("IQ1_S", 256, 50), 20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110),
-        22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136), 24: ("I8", 1, 1), 25: ("I16", 1, 2),
-        26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8), 29: ("IQ1_M", 256, 56),
-        30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66),
-        39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18),
-    }
-)  # fmt: skip
+GGML_TYPES: Final[Mapping[int, GgmlType]] = {
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 40),
+    10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50), 20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136), 24: ("I8", 1, 1), 25: ("I16", 1, 2),
+    26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8), 29: ("IQ1_M", 256, 56),
+    30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18),
+}  # fmt: skip
 _BYTES_BY_NAME: Final = {name: size_bytes for name, _, size_bytes in GGML_TYPES.values()}
 
 # By `general.file_type`.
-FILE_TYPES: Final[Mapping[int, str]] = MappingProxyType(
+FILE_TYPES: Final[Mapping[int, str]] = (
     dict(enumerate(("F32", "F16", "Q4_0", "Q4_1")))
     | dict(enumerate(("Q8_0", "Q5_0", "Q5_1", "Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L"), start=7))
     | dict(enumerate(("Q4_K_S", "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K"), start=14))
@@ -66,9 +64,7 @@ _PERIODS: Final[Mapping[str, int]] = MappingProxyType(
 )
 # Of every N layers, the last has a KV cache and the others have a recurrent state, unless the file
 # says otherwise. Source: llama.cpp, load_arch_hparams of these architectures.
-_INTERVALS: Final[Mapping[str, int]] = MappingProxyType(
-    {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4}
-)
+_INTERVALS: Final[Mapping[str, int]] = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4}
 # Bidirectional models, which generate no text. Source: llama-arch.cpp and the builders of
 # llama-model.cpp that make no KV cache.
 _ENCODERS: Final = frozenset(
@@ -176,10 +172,8 @@ def state_values(header: Header, architecture: str, kv_heads: tuple[int, ...]) -
     count = trunk.count(0) or len(trunk)
     if inputs := header.integer(f"{own}shortconv.l_cache"):
         return count * (inputs - 1) * header.integer(f"{own}embedding_length")
-    inner, state, kernel, groups = (
-        header.integer(f"{own}ssm.{name}")
-        for name in ("inner_size", "state_size", "conv_kernel", "group_count")
-    )
+    names = ("inner_size", "state_size", "conv_kernel", "group_count")
+    inner, state, kernel, groups = (header.integer(f"{own}ssm.{name}") for name in names)
     if not inner:
         return 0
     return count * (max(0, kernel - 1) * (inner + 2 * groups * state) + inner * state)

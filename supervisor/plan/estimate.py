@@ -143,10 +143,8 @@ def count_offloaded(
         return min(most, int(requested))
     if not is_fitted(memory_inputs, devices):
         return most
-    free_mib = [
-        device.total_mib if device.free_mib is None else min(device.total_mib, device.free_mib)
-        for device in devices
-    ]
+    sizes = ((device.total_mib, device.free_mib) for device in devices)
+    free_mib = (total if free is None else min(total, free) for total, free in sizes)
     room = sum(max(0, mib * _MIB - _DEVICE_MARGIN_BYTES) for mib in free_mib)
     # The needed memory grows with each layer.
     return bisect.bisect_right(

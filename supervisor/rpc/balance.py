@@ -6,6 +6,7 @@ shard that also computes the output does more work than its layers, by `ShardMet
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -86,10 +87,10 @@ class Rebalance:
     suggested_assignments: Assignments
     # That of one stream of tokens: a token passes one shard after another, so this compares the
     # sums of their latencies.
-    estimated_speedup: float
+    estimated_speedup: float = math.nan  # not a number: unknown
     # That of the slowest shard. It would be the speed-up if all shards always computed at the same
     # time, as with many streams in a pipeline.
-    bottleneck_speedup: float
+    bottleneck_speedup: float = math.nan
 
 
 RebalanceDecision = Balanced | Rebalance | InsufficientData
@@ -106,14 +107,9 @@ def decide(shards: Sequence[ShardMetrics], config: LoadBalanceConfig) -> Rebalan
         if not shards:
             return InsufficientData("there are no shards")
         least = min(shards, key=lambda shard: shard.total_forwards)
-        count = least.total_forwards
-        return InsufficientData(
-            f"{least.shard_name} was measured {count} times, less than {config.min_samples}"
-        )
-    known = [
-        shard.avg_latency_per_layer_us for shard in shards if shard.avg_latency_per_layer_us > 0
-    ]
-    if not known:
+        times = f"{least.total_forwards} times, less than {config.min_samples}"
+        return InsufficientData(f"{least.shard_name} was measured {times}")
+    if not (known := [*filter(None, (shard.avg_latency_per_layer_us for shard in shards))]):
         return Balanced("no shard takes a measurable time")
     ratio = max(known) / min(known)
     if ratio <= config.imbalance_threshold:
@@ -133,13 +129,11 @@ def _rebalance(
     speedup = sum(before_us) / sum(after_us)
     if speedup < _WORTHWHILE:
         return Balanced(f"moving layers would change the speed by {100 * (speedup - 1):+.1f} %")
+    names, exceeds = [shard.shard_name for shard in shards], f"{config.imbalance_threshold:.2f}"
     return Rebalance(
-        reason=f"per-layer latency ratio {ratio:.2f} exceeds threshold "
-        f"{config.imbalance_threshold:.2f}",
+        reason=f"per-layer latency ratio {ratio:.2f} exceeds threshold {exceeds}",
         current_assignments=tuple((shard.shard_name, shard.layer_count) for shard in shards),
-        suggested_assignments=tuple(
-            (shard.shard_name, count) for shard, count in zip(shards, after, strict=True)
-        ),
+        suggested_assignments=tuple(zip(names, after, strict=True)),
         estimated_speedup=speedup,
         bottleneck_speedup=max(before_us) / max(after_us),
     )

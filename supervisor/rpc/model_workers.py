@@ -80,9 +80,8 @@ class ModelWorkers:
 
     async def probe_remote(self, model: str, engine: Engine) -> None:
         """Probe the workers on other machines, for a command that only shows a plan."""
-        remote = (
-            address for address in self.addresses_of(model) if not self._is_local(address.name)
-        )
+        addresses = self.addresses_of(model)
+        remote = (address for address in addresses if not self._is_local(address.name))
         await self._ask_all(engine, remote)
 
     async def _ask_all(

@@ -12,13 +12,13 @@ little-endian, and its data. Commands that compute have no response.
 from __future__ import annotations
 
 import asyncio
-import functools
 import socket
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from supervisor.rpc.address import WorkerAddress
@@ -202,10 +202,8 @@ class ShardRun:
             [(plan.worker.name, plan.layers) for plan in plans],
             {plan.worker.name: plan.more_layers for plan in plans},
         )
-        self._relays = [
-            Relay(plan.worker, functools.partial(self.balancer.record, plan.worker.name))
-            for plan in plans
-        ]
+        record = self.balancer.record
+        self._relays = [Relay(plan.worker, partial(record, plan.worker.name)) for plan in plans]
 
     @property
     def addresses(self) -> tuple[WorkerAddress, ...]:
@@ -225,7 +223,5 @@ class ShardRun:
             yield
 
     def _shards(self, metrics: Sequence[ShardMetrics]) -> list[ShardMetrics]:
-        return [
-            replace(found, layers_max=plan.layers_max)
-            for found, plan in zip(metrics, self.plans, strict=True)
-        ]
+        pairs = zip(metrics, self.plans, strict=True)
+        return [replace(found, layers_max=plan.layers_max) for found, plan in pairs]

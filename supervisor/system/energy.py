@@ -80,9 +80,7 @@ class Energy:
     @property
     def total_j(self) -> float | None:
         """The sum of the known values; None if there are none."""
-        known = [
-            energy_j for energy_j in (self.processor_j, self.devices_j) if energy_j is not None
-        ]
+        known = [joules for joules in (self.processor_j, self.devices_j) if joules is not None]
         return sum(known) if known else None
 
     @property

@@ -27,7 +27,7 @@ from support.upstream import Fake, Script, say_ok
 
 from proxy.app import App, Backend
 from proxy.cache.shared_prefixes import SharedPrefix
-from proxy.dashboard.host import Clients, HostEvent, HostInstance, HostModel, Verb
+from proxy.dashboard.host import HostEvent, HostInstance, HostModel, Verb
 from proxy.endpoints.prometheus import Metrics
 from proxy.errors import NotFound, ProxyError
 from proxy.nodes.nodes import NodeStats
@@ -248,8 +248,16 @@ class FakeDashboardHost:
             yield line
         await asyncio.Event().wait()
 
-    async def clients(self, model: str | None, url: str, /, *, needs_key: bool) -> Clients:  # noqa: ARG002
-        return Clients(("chat",), model or "chat", "CORRAL_API_KEY")
+    async def clients(
+        self,
+        model: str | None,
+        url: str,  # noqa: ARG002
+        /,
+        *,
+        needs_key: bool,  # noqa: ARG002
+    ) -> Mapping[str, object]:
+        found = {"models": ["chat"], "model": model or "chat", "key_variable": "CORRAL_API_KEY"}
+        return {**found, "clients": []}
 
 
 class FakeHistory:

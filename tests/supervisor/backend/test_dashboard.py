@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from proxy.dashboard.host import Clients
 from proxy.errors import NotFound, UnknownModel
 from supervisor.backend.dashboard import clients_of, find_log, log_files
 from supervisor.clients.client import ServedModel
@@ -30,16 +30,16 @@ def test_only_logs_of_known_instances_are_read(tmp_path: Path) -> None:
 def test_client_settings_name_the_server_and_the_model(tmp_path: Path) -> None:
     url = "http://127.0.0.1:8080"
 
-    def settings(models: Sequence[ServedModel], wanted: str | None) -> Clients:
+    def settings(models: Sequence[ServedModel], wanted: str | None) -> dict[str, Any]:
         return clients_of(url, models, wanted, needs_key=True, cert=None, config=tmp_path)
 
     found = settings(MODELS, "large")
-    assert (found.models, found.model) == (("chat", "large"), "large")
-    codex = next(client for client in found.clients if client.name == "codex")
-    assert url in codex.files[0].content
-    assert '"large"' in codex.files[0].content
-    assert codex.command == "corral connect codex --write"
-    assert any("CORRAL_API_KEY" in note for client in found.clients for note in client.notes)
-    assert settings([], None) == Clients()
+    assert (found["models"], found["model"]) == (["chat", "large"], "large")
+    codex = next(client for client in found["clients"] if client["name"] == "codex")
+    assert url in codex["files"][0]["content"]
+    assert '"large"' in codex["files"][0]["content"]
+    assert codex["command"] == "corral connect codex --write"
+    assert any("CORRAL_API_KEY" in note for client in found["clients"] for note in client["notes"])
+    assert settings([], None)["clients"] == []
     with pytest.raises(UnknownModel):
         settings(MODELS, "none")

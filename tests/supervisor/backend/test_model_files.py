@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import aclosing, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -13,24 +14,22 @@ from support.hub import CONTENT, FILE, REPO, FakeHub
 from proxy.errors import NotServed, ProxyError
 from proxy.request.models import Progress
 from supervisor.backend import ollama
-from supervisor.backend.ollama import ModelFilesAdapter
+from supervisor.backend.ollama import OllamaHostAdapter
 from supervisor.errors import CorralError
 from supervisor.settings.schema import Settings
 
 
-def adapter(*, serve_found: bool = True) -> ModelFilesAdapter:
+def adapter(*, serve_found: bool = True) -> OllamaHostAdapter:
     async def reload() -> None:
         return
 
-    return ModelFilesAdapter(
-        settings=lambda: Settings.model_construct(serve_found=serve_found, models={}),
-        unload=lambda _: lambda: True,
-        changes=lambda: nullcontext(asyncio.Event()),
-        reload=reload,
-    )
+    settings = Settings.model_construct(serve_found=serve_found, models={})
+    fleet: Any = SimpleNamespace(planner=SimpleNamespace(settings=settings))
+    admission: Any = SimpleNamespace(command=lambda *_: lambda: True)
+    return OllamaHostAdapter(fleet, admission, lambda: nullcontext(asyncio.Event()), reload)
 
 
-async def pulled(files: ModelFilesAdapter, name: str) -> list[Progress]:
+async def pulled(files: OllamaHostAdapter, name: str) -> list[Progress]:
     return [step async for step in files.pull(name)]
 
 

@@ -65,7 +65,7 @@ class Machine:
     def emit(self, name: str, /, **fields: object) -> None:
         self.events.append((name, fields))
 
-    def list_devices(self, _: Engine) -> Sequence[Device]:
+    def list_devices(self, _: Engine, _limit_s: float) -> Sequence[Device]:
         free = self.free_mib.pop(0) if len(self.free_mib) > 1 else self.free_mib[0]
         return [replace(GPU, free_mib=free)]
 
@@ -123,7 +123,7 @@ async def test_layers_that_would_not_fit_into_main_memory_either_are_not_fitted(
 async def test_an_engine_that_lists_nothing_is_started(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
 
-    def fail(_: Engine) -> Sequence[Device]:
+    def fail(_: Engine, _limit_s: float) -> Sequence[Device]:
         raise EngineBroken("it does not run")
 
     machine.memory = StartMemory(DeviceMemory(fail), machine.emit)

@@ -142,14 +142,14 @@ async def test_what_other_programs_take_of_a_device_is_no_room(tmp_path: Path) -
     planner = OnDevice(settings, Directories(*[tmp_path] * 5))
     fleet = Fleet(planner, RecordingTraffic(), lambda *_, **__: None)
     free_mib = 20 * 1024
-    fleet.device_memory = DeviceMemory(lambda _: [replace(GPU, free_mib=free_mib)], lambda: 100.0)
+    fleet.device_memory = DeviceMemory(lambda *_: [replace(GPU, free_mib=free_mib)], lambda: 100.0)
     usage, (chat, huge) = MemoryUsage(fleet), fleet.models.values()
     needs = usage.required_bytes([chat])["chat"]["Vulkan0"]
     await usage.refresh_devices([chat])
     assert usage.capacity()["Vulkan0"] == usage.free()["Vulkan0"] == 20 * GIB
     assert usage.required_bytes([chat])["chat"]["Vulkan0"] == needs
     free_mib = 4 * 1024
-    fleet.device_memory = DeviceMemory(lambda _: [replace(GPU, free_mib=free_mib)], lambda: 100.0)
+    fleet.device_memory = DeviceMemory(lambda *_: [replace(GPU, free_mib=free_mib)], lambda: 100.0)
     await usage.refresh_devices([chat])
     # All of what is left, so that idle models go; what never fits must not have them unloaded.
     assert usage.required_bytes([chat])["chat"]["Vulkan0"] == usage.capacity()["Vulkan0"] == 4 * GIB
