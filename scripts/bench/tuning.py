@@ -13,9 +13,8 @@ from typing import Final
 from supervisor.bench.figures import compare
 from supervisor.bench.own_engine import measure_threads
 from supervisor.bench.tune import TuneJob
-from supervisor.bench.tune_goal import Trials
 from supervisor.bench.tune_measure import Measurements
-from supervisor.bench.tune_search import Search
+from supervisor.bench.tune_search import Search, Trials
 from supervisor.bench.tune_space import BASE, Variant, combine_variants
 from supervisor.cli.targets import choose
 from supervisor.fleet.planner import LaunchPlanner

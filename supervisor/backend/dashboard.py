@@ -21,7 +21,7 @@ from proxy.nodes.nodes import Nodes, NodeStats
 from proxy.request.models import ModelInfo
 from supervisor import __version__
 from supervisor.backend.proxy_settings import Certificate
-from supervisor.clients.client import KEY_VARIABLE, Facts, Places, ServedModel, self_signed
+from supervisor.clients.programs import KEY_VARIABLE, Facts, Places, ServedModel, self_signed
 from supervisor.engine.log_file import follow, tail
 from supervisor.engine.states import InstanceSnapshot, State
 from supervisor.errors import CorralError, DaemonBusy, NoSuchModel

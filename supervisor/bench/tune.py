@@ -22,9 +22,17 @@ import orjson
 
 from supervisor.bench.engine_requests import post, tokenize
 from supervisor.bench.own_engine import private_client
-from supervisor.bench.tune_goal import GOALS, Figures, Trial, Trials
 from supervisor.bench.tune_measure import TEXTS, Measurements, Sizes, VariantPlans
-from supervisor.bench.tune_search import BaseFailed, Outcome, Progress, Search
+from supervisor.bench.tune_search import (
+    GOALS,
+    BaseFailed,
+    Figures,
+    Outcome,
+    Progress,
+    Search,
+    Trial,
+    Trials,
+)
 from supervisor.bench.tune_space import BASE, GoalName, Situation, Variant, candidates
 from supervisor.bench.workload import WorkloadFailed
 from supervisor.engine.client import EngineClient, EngineUnreachable

@@ -27,7 +27,7 @@ from supervisor.daemon.control_client import Client
 from supervisor.daemon.control_messages import capture_text
 from supervisor.daemon.model_commands import resolve_running
 from supervisor.engine.client import Endpoint, EngineClient, EngineUnreachable
-from supervisor.experiments import captured_requests as captured
+from supervisor.experiments import capture_lines as captured
 from supervisor.experiments import replay as experiment
 from supervisor.experiments.capture_lines import CaptureLimits, model_fingerprint
 from supervisor.output import CommandResult, ProgressMeter, one_line, size, table

@@ -17,9 +17,7 @@ from typing import Any, Final
 import httpx
 
 from supervisor.cli.batch import KEY_VARIABLE, connect, error_of, translate_http_errors
-from supervisor.clients import client as client_module
-from supervisor.clients import journal
-from supervisor.clients.programs import CLIENTS
+from supervisor.clients import journal, programs
 from supervisor.daemon.control_client import Client
 from supervisor.daemon.control_messages import DaemonStatus, ModelStatus
 from supervisor.errors import (
@@ -44,7 +42,7 @@ _CHECK_TIMEOUT_S: Final = 600.0
 _STATE: Final = "corral status shows its state"
 
 
-def daemon_facts(model: str | None, small: str | None) -> client_module.Facts:
+def daemon_facts(model: str | None, small: str | None) -> programs.Facts:
     """Read the facts that clients' settings need; raises NotRunning.
 
     Raises NoSuchModel if the daemon has no such model with chats, or AccessDenied if it needs a key
@@ -62,26 +60,24 @@ def daemon_facts(model: str | None, small: str | None) -> client_module.Facts:
     loaded = [found.name for found in status.models if found.state == "loaded"]
     default = settings.proxy.default_model
     chosen = _choose_model(model, models, [*([default] if default else []), *loaded])
-    return client_module.Facts(
+    return programs.Facts(
         url=status.url,
         models=models,
         model=chosen,
         small=_choose_model(small, models, [chosen.name]),
         needs_key=needs_key,
-        certificate=client_module.self_signed(status.tls_cert),
+        certificate=programs.self_signed(status.tls_cert),
     )
 
 
-def check(facts: client_module.Facts, api: client_module.Api) -> None:
+def check(facts: programs.Facts, api: programs.Api) -> None:
     """Send one request as a client does; raises CorralError if it fails or its answer is cut."""
-    body = client_module.body(api, facts.model.name)
+    body = programs.body(api, facts.model.name)
     with connect() as http, translate_http_errors(_STATE):
-        answer = http.post(
-            api, json=body, headers=client_module.headers(api), timeout=_CHECK_TIMEOUT_S
-        )
+        answer = http.post(api, json=body, headers=programs.headers(api), timeout=_CHECK_TIMEOUT_S)
     if answer.is_error:
         raise _refusal_error(answer)
-    if not client_module.is_complete(api, answer.text):
+    if not programs.is_complete(api, answer.text):
         raise CorralError(
             f"{facts.model.name} broke off its answer at {api}",
             hint=f"corral logs {facts.model.name} shows why",
@@ -107,10 +103,10 @@ def _list_models(http: httpx.Client) -> tuple[list[Mapping[str, Any]], bool]:
 
 def _chat_models(
     listed: Iterable[Mapping[str, Any]], status: DaemonStatus, settings: Settings
-) -> tuple[client_module.ServedModel, ...]:
+) -> tuple[programs.ServedModel, ...]:
     local = {model.name: model for model in status.models}
     return tuple(
-        client_module.ServedModel(
+        programs.ServedModel(
             model["id"],
             model["context_length"],
             sees_images="image" in model["architecture"]["input_modalities"],
@@ -133,8 +129,8 @@ def _chats(model: ModelStatus | None, settings: Settings) -> bool:
 
 
 def _choose_model(
-    name: str | None, models: Sequence[client_module.ServedModel], preferred: Sequence[str]
-) -> client_module.ServedModel:
+    name: str | None, models: Sequence[programs.ServedModel], preferred: Sequence[str]
+) -> programs.ServedModel:
     by_name = {model.name: model for model in models}
     known = ", ".join(by_name) or "none"
     if name is None and models:
@@ -163,7 +159,7 @@ class SettingsFiles:
         return self._journal(client).exists()
 
     def write(
-        self, client: str, wanted: Sequence[client_module.FileSettings]
+        self, client: str, wanted: Sequence[programs.FileSettings]
     ) -> list[tuple[Path, Path | None]]:
         """Write settings; return each path, and its backup if the file existed before."""
         wanted = [replace(file, path=Path(os.path.realpath(file.path))) for file in wanted]
@@ -182,7 +178,7 @@ class SettingsFiles:
             write_atomic(self._journal(client), journal.JOURNAL.dump_json(entries))
         return [_write_text(entries.path, text) for text, entries in made]
 
-    def undo(self, client: str) -> list[tuple[Path, tuple[client_module.Place, ...], bool]]:
+    def undo(self, client: str) -> list[tuple[Path, tuple[programs.Place, ...], bool]]:
         """Remove the settings that were written; raises CorralError if there are none.
 
         Returns:
@@ -256,13 +252,13 @@ def _write_text(path: Path, text: str) -> tuple[Path, Path | None]:
 
 
 def names() -> Iterator[str]:
-    return (client.name for client in CLIENTS)
+    return (client.name for client in programs.CLIENTS)
 
 
 def list_clients() -> CommandResult:
     """List the clients, those found on this machine first."""
     places, files = _places(), SettingsFiles(directories().data)
-    rows = [_row(client, places, files) for client in CLIENTS]
+    rows = [_row(client, places, files) for client in programs.CLIENTS]
     rows.sort(key=lambda row: (not row["connected"], not row["found"]))
     words = {True: "yes", False: None}
     cells = [[words.get(value, value) for value in row.values()] for row in rows]
@@ -323,19 +319,19 @@ def undo(name: str) -> CommandResult:
     return CommandResult(data, "\n".join(lines) or "none of its files exists any more", notes)
 
 
-def _client(name: str) -> client_module.ClientProgram:
-    by_name = {client.name: client for client in CLIENTS}
+def _client(name: str) -> programs.ClientProgram:
+    by_name = {client.name: client for client in programs.CLIENTS}
     if name not in by_name:
         raise CorralError(f"no client is named {name!r}", hint=f"clients: {', '.join(by_name)}")
     return by_name[name]
 
 
-def _places() -> client_module.Places:
-    return client_module.Places(Path.home(), dict(os.environ), directories().config)
+def _places() -> programs.Places:
+    return programs.Places(Path.home(), dict(os.environ), directories().config)
 
 
 def _row(
-    client: client_module.ClientProgram, places: client_module.Places, files: SettingsFiles
+    client: programs.ClientProgram, places: programs.Places, files: SettingsFiles
 ) -> dict[str, Any]:
     is_installed = any(shutil.which(program) for program in client.programs or (client.name,))
     directory = client.directory(places)

@@ -19,12 +19,20 @@ from supervisor.builds.help import Flag
 from supervisor.builds.install import install as install_release
 from supervisor.builds.releases import ReleaseApi, is_tag, new_client
 from supervisor.builds.variant import choose, this_machine
-from supervisor.cli.transfer_meter import TransferMeter
 from supervisor.daemon.model_commands import running_status
 from supervisor.engine.orphans import WORKERS, private_runtime
 from supervisor.errors import CorralError, EngineInUse, EngineMissing, SettingsInvalid, WorkerFailed
 from supervisor.events import EventStream
-from supervisor.output import CommandResult, ProgressMeter, duration, size, table, warn, write
+from supervisor.output import (
+    CommandResult,
+    ProgressMeter,
+    TransferMeter,
+    duration,
+    size,
+    table,
+    warn,
+    write,
+)
 from supervisor.rpc.address import LOOPBACK, WorkerAddress, check_listen_host, free_port, probe
 from supervisor.rpc.worker import Worker, WorkerOptions, worker_launch
 from supervisor.settings.load import load

@@ -11,7 +11,6 @@ from itertools import zip_longest
 from pathlib import Path
 
 from supervisor.builds.discover import Engine
-from supervisor.cli.transfer_meter import TransferMeter
 from supervisor.errors import AccessDenied, DownloadFailed, EngineBroken, EngineMissing, OutOfMemory
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.models import file_names
@@ -24,7 +23,7 @@ from supervisor.models.metadata import Gguf
 from supervisor.models.reference import HubReference, UrlReference
 from supervisor.models.repository import RemoteFile, Repository
 from supervisor.models.transfer import Transfer, fetch
-from supervisor.output import CommandResult, size
+from supervisor.output import CommandResult, TransferMeter, size
 from supervisor.plan.fit import MemoryCapacity, capacity, misfit_reason
 from supervisor.plan.plan import Plan, make_plan
 from supervisor.plan.resolve import ModelEntry

@@ -15,7 +15,6 @@ import typer
 
 from supervisor import errors
 from supervisor.cli.targets import StoredModels
-from supervisor.cli.transfer_meter import TransferMeter
 from supervisor.daemon.control_client import Client
 from supervisor.models import catalogue, metadata, pinned, reference
 from supervisor.models import repository as repository_module
@@ -27,6 +26,7 @@ from supervisor.models.stored_model import STORES, StoredModel
 from supervisor.output import (
     CommandResult,
     ProgressMeter,
+    TransferMeter,
     one_line,
     printable,
     size,

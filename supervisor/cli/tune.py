@@ -16,9 +16,8 @@ from supervisor.bench import tune_space, variants
 from supervisor.bench.figures import TOO_FEW, Comparison
 from supervisor.bench.own_engine import measure_threads
 from supervisor.bench.tune import TuneJob, refused_rows
-from supervisor.bench.tune_goal import Trial, Trials
 from supervisor.bench.tune_measure import VariantPlans
-from supervisor.bench.tune_search import Outcome
+from supervisor.bench.tune_search import Outcome, Trial, Trials
 from supervisor.bench.tune_space import BASE, GoalName, Variant, render_profile
 from supervisor.bench.variants import VariantSpec
 from supervisor.cli.bench import machine_facts

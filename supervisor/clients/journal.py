@@ -23,7 +23,7 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.util import load_yaml_guess_indent
 from tomlkit.exceptions import TOMLKitError
 
-from supervisor.clients.client import (
+from supervisor.clients.programs import (
     ABSENT,
     KEY_VARIABLE,
     ClientProgram,

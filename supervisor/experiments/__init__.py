@@ -2,5 +2,5 @@
 
 `trials` compares two configurations of a model in service, and `verdict` says which is better; a
 canary (`canaries`) is a trial of an engine with a deadline. `capture` records requests with their
-responses, and `replay` plays them again.
+responses as `capture_lines`, and `replay` plays them again.
 """

@@ -24,7 +24,7 @@ from proxy.upstream.upstream import Timings
 from supervisor.bench.engine_requests import first_error, post, rate
 from supervisor.bench.own_engine import private_instance
 from supervisor.engine.client import EngineClient, ErrorResponse
-from supervisor.experiments.captured_requests import CapturedRequest, played_body, text_of
+from supervisor.experiments.capture_lines import CapturedRequest, played_body, text_of
 from supervisor.plan.plan import Plan
 from supervisor.system.paths import Directories
 

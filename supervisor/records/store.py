@@ -12,9 +12,11 @@ Source: sqlite.org/wal.html, section 8 on WAL without shared memory; sqlite.org/
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -22,8 +24,9 @@ from typing import Any, Final, TypeVar
 from proxy.batches.database import open_connection, run_in_transaction
 from proxy.observe.past import HistoryQuery
 from supervisor.errors import AccessDenied
-from supervisor.records import journal, older, requests, usage
+from supervisor.records import older, requests, usage
 from supervisor.records.requests import COLUMNS
+from supervisor.records.usage import Account, Usage
 from supervisor.system.paths import make_private
 
 # More columns and tables need no new version: an older llama-corral leaves them alone.
@@ -83,6 +86,40 @@ def _version(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
+# In memory; further accounts are added to that of others.
+ACCOUNTS_MAX: Final = 4096
+_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def _create(directory: Path) -> tuple[Path, int]:
+    """Create a journal with a name of its own; return it and its descriptor. Raises OSError."""
+    path = directory / f"journal.{time.time_ns()}.jsonl"
+    return path, os.open(path, _NEW, 0o600)
+
+
+def journals(directory: Path) -> list[Path]:
+    """Return the journals in a directory, the oldest first."""
+    return sorted(directory.glob("journal.*.jsonl"))
+
+
+def _take_over_journals(connection: sqlite3.Connection, files: Iterable[Path]) -> None:
+    """Add journals that are not noted yet; raises OSError."""
+    noted = {row[0] for row in connection.execute("SELECT file FROM taken_over")}
+    connection.execute("DELETE FROM taken_over WHERE file LIKE 'journal.%'")
+    sums: dict[Account, Usage] = {}
+    for path in files:
+        connection.execute("INSERT INTO taken_over VALUES (?)", (path.name,))
+        lines = older.read_lines(path) if path.name not in noted else ()
+        for row in (row for rows in lines if isinstance(rows, list) for row in rows):
+            match row:
+                case ["usage", *values]:
+                    if found := older.usage_row(values):
+                        usage.hold(sums, *found, ACCOUNTS_MAX)
+                case [("requests" | "sizes") as table, *values]:
+                    requests.insert(connection, table, *values)
+    usage.add_usage(connection, sums)
+
+
 class RecordStore:
     """Records for one thread; the first call opens the file. `problems` are events to emit."""
 
@@ -95,7 +132,7 @@ class RecordStore:
 
     @property
     def exists(self) -> bool:
-        files = [*older.older_files(self._data), *journal.journals(self.path.parent)]
+        files = [*older.older_files(self._data), *journals(self.path.parent)]
         return self.path.exists() or bool(files)
 
     def answer(self, question: str, asked: object) -> Any:
@@ -127,7 +164,7 @@ class RecordStore:
         """Create the journal that this process goes on with; raises RecordsFailedError."""
         self.run(lambda _: None)  # with its lock, no other process takes the journal over
         try:
-            self._journal, file = journal.create(self.path.parent)
+            self._journal, file = _create(self.path.parent)
         except OSError as error:
             raise self._failure(error) from error
         return file
@@ -168,8 +205,8 @@ class RecordStore:
         return run_in_transaction(self._connection, work)
 
     def _add_journals(self, connection: sqlite3.Connection) -> list[Path]:
-        files = [path for path in journal.journals(self.path.parent) if path != self._journal]
-        journal.take_over(connection, files)
+        files = [path for path in journals(self.path.parent) if path != self._journal]
+        _take_over_journals(connection, files)
         return files
 
     def _take_over(self, connection: sqlite3.Connection) -> None:

@@ -2,29 +2,126 @@
 
 A process that is killed loses only the requests in flight. The files are not synced: a crash of the
 machine may lose the last seconds. Questions are answered when the journal is in the database.
+
+The journal is a file beside the database, with rows that are not in it yet. They are written at
+once, as a line of JSON: what is written outlives a `kill -9` of the process. Every few seconds, one
+transaction adds the journal to the database and notes its name; then it is deleted, while the next
+one is written. A process that is killed in between finds the note, and adds no row twice. A line
+begins with the end of the line before and closes with its bracket, so a line that was cut off is no
+JSON, and is dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import sqlite3
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from threading import Lock
 from typing import Any, Final, TypeVar
+
+import orjson
 
 from proxy.common.background_tasks import worker_threads
 from proxy.observe.past import HistoryQuery, StoredRequest
 from supervisor.errors import HistoryUnavailable
 from supervisor.events import Emit, Event, Part
-from supervisor.records import requests, usage
-from supervisor.records.journal import FULL_BYTES, Journal
+from supervisor.records import older, requests, usage
 from supervisor.records.older import RUN_BITS
 from supervisor.records.requests import FINISHED, REJECTED, Row
-from supervisor.records.store import RecordsFailedError, RecordStore
-from supervisor.records.usage import Query, Usage
+from supervisor.records.store import ACCOUNTS_MAX, RecordsFailedError, RecordStore
+from supervisor.records.usage import Account, Query, Usage
+
+_FULL_BYTES: Final = 256 * 1024  # of some five hundred requests
+# While the database cannot be written; further rows wait in memory.
+_STOP_BYTES: Final = 32 * 1024**2
+
+
+class Journal:
+    """Writes rows at once; up to `held_max` that the disk does not take wait in memory.
+
+    The rows of one call are one line. A row begins with the name of its table.
+
+    Attributes:
+        size_bytes: Of the present file.
+        tables: Those of the rows that were written or held; the user clears them.
+        dropped: How many rows were dropped: the oldest that were held.
+    """
+
+    def __init__(self, held_max: int) -> None:
+        self.size_bytes = 0
+        self.tables: set[str] = set()
+        self.dropped = 0
+        self._held_max = held_max
+        self._lock = Lock()  # the event loop writes, and a thread goes on to the next file
+        self._file: int | None = None
+        self._rows: deque[Row] = deque()
+        self._usage: dict[Account, Usage] = {}
+
+    @property
+    def is_open(self) -> bool:
+        return self._file is not None
+
+    def write(self, *rows: Row) -> None:
+        with self._lock:
+            self._write(rows)
+
+    def begin(self, file: int) -> None:
+        """Continue in an empty file."""
+        with self._lock:
+            self.close()
+            self._file, self.size_bytes = file, 0
+
+    def write_held(self) -> bool:
+        """Write what is held; return whether nothing is held any more."""
+        with self._lock:
+            rows, self._rows = self._rows, deque()
+            rows.extend(("usage", *account, *used) for account, used in self._usage.items())
+            self._usage = {}
+            for row in rows:
+                self._write((row,))
+            return not (self._rows or self._usage)
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _write(self, rows: Sequence[Row]) -> None:
+        is_written = self._append(rows)
+        for row in rows:
+            self.tables.add(str(row[0]))
+            if not is_written:
+                self._hold(row)
+
+    def _append(self, rows: Sequence[Row]) -> bool:
+        if self._file is None or self.size_bytes > _STOP_BYTES:
+            return False
+        try:
+            line = b"\n" + orjson.dumps(rows)
+        except TypeError:  # a client's lone surrogate, or a number beyond 64 bits
+            return True
+        try:
+            written = os.write(self._file, line)
+        except OSError:
+            return False
+        self.size_bytes += written
+        return written == len(line)
+
+    def _hold(self, row: Row) -> None:
+        if found := older.usage_row(row[1:]) if row[0] == "usage" else None:
+            usage.hold(self._usage, *found, ACCOUNTS_MAX)
+            return
+        self._rows.append(row)
+        if len(self._rows) > self._held_max:
+            self._rows.popleft()
+            self.dropped += 1
+
 
 # Between two batches, so that many requests share one; a full journal waits for none.
 _PAUSE_S: Final = 2.0
@@ -135,7 +232,7 @@ class Records(Part):
     def _write(self, *rows: Row) -> None:
         self._journal.write(*rows)
         self._arrived.set()
-        if self._journal.size_bytes >= FULL_BYTES:
+        if self._journal.size_bytes >= _FULL_BYTES:
             self._is_full.set()
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:

@@ -7,8 +7,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from supervisor.bench.tune_goal import GOALS, Figures, Goal
-from supervisor.bench.tune_search import Outcome, Search
+from supervisor.bench.tune_search import GOALS, Figures, Goal, Outcome, Search
 from supervisor.bench.tune_space import GoalName, Variant
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from proxy.errors import NotFound, UnknownModel
 from supervisor.backend.dashboard import clients_of, find_log, log_files
-from supervisor.clients.client import ServedModel
+from supervisor.clients.programs import ServedModel
 from supervisor.system.paths import Directories
 
 MODELS = [ServedModel("chat", 4096), ServedModel("large", 8192)]

@@ -9,8 +9,8 @@ import pytest
 from support.samples import machine
 
 from supervisor.bench.tune import QualityChecks
-from supervisor.bench.tune_goal import GOALS, Figures
 from supervisor.bench.tune_measure import Measurements, VariantPlans
+from supervisor.bench.tune_search import GOALS, Figures
 from supervisor.bench.tune_space import BASE, GoalName, Variant
 from supervisor.settings.schema import Settings
 from supervisor.system.paths import Directories

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from supervisor.bench.tune_goal import GOALS, Figures
+from supervisor.bench.tune_search import GOALS, Figures
 
 BASE = [Figures(100 + number, 1.0 + number / 100, 200, 1000) for number in range(4)]
 

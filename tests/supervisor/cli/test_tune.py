@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from supervisor.bench.tune import Quality, QualityChecks
-from supervisor.bench.tune_goal import Figures
 from supervisor.bench.tune_measure import Measurements, Sizes
+from supervisor.bench.tune_search import Figures
 from supervisor.bench.tune_space import Variant
 from supervisor.cli.plan import plan
 from supervisor.cli.tune import tune, undo

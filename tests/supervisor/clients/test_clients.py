@@ -8,7 +8,9 @@ from typing import Any, get_args
 
 import pytest
 
-from supervisor.clients.client import (
+from supervisor.clients.journal import notes_of
+from supervisor.clients.programs import (
+    CLIENTS,
     Api,
     Facts,
     FileSettings,
@@ -18,8 +20,6 @@ from supervisor.clients.client import (
     headers,
     is_complete,
 )
-from supervisor.clients.journal import notes_of
-from supervisor.clients.programs import CLIENTS
 
 CHAT = ServedModel("chat", 16_384, sees_images=True)
 SMALL = ServedModel("small")

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from supervisor.clients import journal
-from supervisor.clients.client import ABSENT, FileFormat
 from supervisor.clients.journal import TEXTS
+from supervisor.clients.programs import ABSENT, FileFormat
 
 TOML = """\
 # my own

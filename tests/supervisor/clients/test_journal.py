@@ -8,14 +8,6 @@ from typing import Any
 
 import pytest
 
-from supervisor.clients.client import (
-    ABSENT,
-    Facts,
-    FileSettings,
-    Place,
-    Places,
-    ServedModel,
-)
 from supervisor.clients.journal import (
     JOURNAL,
     TEXTS,
@@ -23,7 +15,15 @@ from supervisor.clients.journal import (
     is_empty,
     undo_entries,
 )
-from supervisor.clients.programs import CLIENTS
+from supervisor.clients.programs import (
+    ABSENT,
+    CLIENTS,
+    Facts,
+    FileSettings,
+    Place,
+    Places,
+    ServedModel,
+)
 
 CHAT = ServedModel("chat", 16_384, sees_images=True)
 SMALL = ServedModel("small")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.clients.client import ABSENT
 from supervisor.clients.journal import drop_json, put_json, read_json
+from supervisor.clients.programs import ABSENT
 
 COMMENTED = """\
 // Zed settings

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from supervisor.errors import CaptureInvalid
-from supervisor.experiments.captured_requests import read, recorded_text
+from supervisor.experiments.capture_lines import read, recorded_text
 
 HEAD = {"type": "capture", "format": 1, "model": "chat"}
 BODY = {"messages": [{"role": "user", "content": "hi"}]}

@@ -9,7 +9,7 @@ import pytest
 
 from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.upstream import Timings
-from supervisor.experiments.captured_requests import (
+from supervisor.experiments.capture_lines import (
     CapturedRequest,
     CapturedResponse,
     is_greedy,

@@ -20,9 +20,8 @@ from support.proxy_harness import until
 from proxy.observe.past import HistoryQuery, StoredRequest
 from supervisor.errors import HistoryUnavailable
 from supervisor.events import EVENTS, Event, EventStream
-from supervisor.records.journal import journals
 from supervisor.records.requests import FIGURES, RecordedRequest, insert
-from supervisor.records.store import RecordStore
+from supervisor.records.store import RecordStore, journals
 from supervisor.records.usage import Query, Usage, add_usage
 from supervisor.records.writer import Records
 from supervisor.settings.tables import HistorySettings
@@ -231,7 +230,7 @@ async def test_rows_wait_in_memory_while_the_journal_cannot_be_written(
     async with kept.running() as records:
         await ids(records)
         with monkeypatch.context() as full:
-            full.setattr("supervisor.records.journal.os.write", write)
+            full.setattr("supervisor.records.writer.os.write", write)
             record(records, kept)
             assert await ids(records) == []
         assert await counts(records) == (1, 1, 1)
