@@ -13,7 +13,6 @@ from typing import Final
 
 import orjson
 
-from supervisor.bench.engine_requests import complete, rate, text, tokenize
 from supervisor.bench.figures import ENERGY, PEAK_MEMORY, READY, Variant
 from supervisor.bench.own_engine import PrivateInstance, private_client, private_instance
 from supervisor.bench.variants import VariantSpec
@@ -25,6 +24,10 @@ from supervisor.bench.workload import (
     Workload,
     WorkloadFailed,
     choose_sizes,
+    complete,
+    rate,
+    text,
+    tokenize,
 )
 from supervisor.engine.client import EngineClient, EngineUnreachable
 from supervisor.errors import CorralError, EngineFailed, StartFailed

@@ -22,16 +22,21 @@ import orjson
 
 from proxy.upstream.engine_state import SlotState
 from proxy.upstream.upstream import Timings
-from supervisor.bench import engine_requests
-from supervisor.bench.engine_requests import WORDS, Message, Reply, rate, text, without_none
+from supervisor.bench import workload as send
 from supervisor.bench.figures import Figure, median_rate, percentile
 from supervisor.bench.workload import (
+    WORDS,
     MeasuredEngine,
+    Message,
     Outcome,
     ReplayedRequest,
+    Reply,
     Workload,
     WorkloadFailed,
     plan_replay,
+    rate,
+    text,
+    without_none,
 )
 from supervisor.builds.help import nearest
 from supervisor.engine.client import EngineClient, ErrorResponse, get_slots, refresh_slot
@@ -79,7 +84,7 @@ async def _run_batch(engine: MeasuredEngine, rng: Random) -> Outcome:
     }
     began_s = time.perf_counter()
     async with engine.client() as client:
-        answer = orjson.loads(await engine_requests.post(client, _COMPLETION, body))
+        answer = orjson.loads(await send.post(client, _COMPLETION, body))
     took_s = time.perf_counter() - began_s
     found = _timings(answer if isinstance(answer, list) else [answer])
     tokens = sum(answer.prompt_tokens + answer.decoded_tokens for answer in found)
@@ -157,7 +162,7 @@ async def _conversation(
         await save_idle_slots(client)
     for turn in range(sizes.turns):
         messages.append({"role": "user", "content": text(rng, sizes.words(sizes.question))})
-        replies.append(await engine_requests.chat(client, messages, sizes.answer, id_slot))
+        replies.append(await send.chat(client, messages, sizes.answer, id_slot))
         messages.append({"role": "assistant", "content": replies[-1].text})
         if turn == 0 and engine.names_slots:
             id_slot = await last_used_slot(client)
@@ -194,9 +199,7 @@ async def _run_concurrent(engine: MeasuredEngine, rng: Random) -> Outcome:
             for _ in range(factor * engine.sizes.slots)
         ]
         began_s = time.perf_counter()
-        answers = await engine_requests.run_together(
-            [_client(engine, requests) for requests in clients]
-        )
+        answers = await send.run_together([_client(engine, requests) for requests in clients])
         took_s = time.perf_counter() - began_s
         replies = [reply for answer in answers for reply in answer]
         generated = sum(reply.timings.decoded_tokens for reply in replies)
@@ -209,10 +212,7 @@ async def _run_concurrent(engine: MeasuredEngine, rng: Random) -> Outcome:
 
 async def _client(engine: MeasuredEngine, requests: Sequence[Sequence[Message]]) -> list[Reply]:
     async with engine.client() as client:
-        return [
-            await engine_requests.chat(client, messages, engine.sizes.answer)
-            for messages in requests
-        ]
+        return [await send.chat(client, messages, engine.sizes.answer) for messages in requests]
 
 
 CONCURRENT: Final = Workload(
@@ -250,7 +250,7 @@ async def _run_embedding(engine: MeasuredEngine, rng: Random) -> Outcome:
 
 
 async def _embed(client: EngineClient, texts: Sequence[str]) -> int:
-    answer = orjson.loads(await engine_requests.post(client, _EMBEDDINGS, {"input": texts}))
+    answer = orjson.loads(await send.post(client, _EMBEDDINGS, {"input": texts}))
     match answer:
         case {"usage": {"prompt_tokens": int(tokens)}}:
             return tokens
@@ -275,7 +275,7 @@ async def _complete(
 ) -> Outcome:
     prompt = text(rng, engine.sizes.words(prompt_tokens))
     async with engine.client() as client:
-        reply = await engine_requests.complete(client, prompt, answer_tokens)
+        reply = await send.complete(client, prompt, answer_tokens)
     timings = reply.timings
     if answer_tokens > 1:
         speed = {f"{workload}.decode_rate": reply.decode_rate}
@@ -335,7 +335,7 @@ async def _run_yours(engine: MeasuredEngine, rng: Random) -> Outcome:
     count = 1 + max(request.conversation for request in requests)
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(engine.client()) for _ in range(count)]
-        words = await engine_requests.tokenize(clients[0], " ".join(WORDS))
+        words = await send.tokenize(clients[0], " ".join(WORDS))
         replay = _Replay(requests, clients, words, rng, names_slots=engine.names_slots)
         began_s = time.perf_counter()
         replies = await replay.run()
@@ -370,9 +370,7 @@ class _Replay:
         self._unnamed = 0
 
     async def run(self) -> list[Reply]:
-        return await engine_requests.run_together(
-            [self._send(place) for place in range(len(self._requests))]
-        )
+        return await send.run_together([self._send(place) for place in range(len(self._requests))])
 
     async def _send(self, place: int) -> Reply:
         request = self._requests[place]
@@ -384,7 +382,7 @@ class _Replay:
         slot = self._slot(request.conversation)
         self._unnamed += slot is None
         try:
-            reply = await engine_requests.complete_tokens(client, prompt, request.answer, slot)
+            reply = await send.complete_tokens(client, prompt, request.answer, slot)
         finally:
             self._unnamed -= slot is None
         if reply.id_slot is not None:

@@ -20,7 +20,6 @@ from typing import Any, Final
 
 import orjson
 
-from supervisor.bench.engine_requests import post, tokenize
 from supervisor.bench.own_engine import private_client
 from supervisor.bench.tune_measure import TEXTS, Measurements, Sizes, VariantPlans
 from supervisor.bench.tune_search import (
@@ -34,7 +33,7 @@ from supervisor.bench.tune_search import (
     Trials,
 )
 from supervisor.bench.tune_space import BASE, GoalName, Situation, Variant, candidates
-from supervisor.bench.workload import WorkloadFailed
+from supervisor.bench.workload import WorkloadFailed, post, tokenize
 from supervisor.engine.client import EngineClient, EngineUnreachable
 from supervisor.errors import EngineFailed, ModelInvalid, StartFailed
 from supervisor.output import size

@@ -14,11 +14,10 @@ from typing import Any, Final
 import orjson
 
 from proxy.upstream.upstream import Timings
-from supervisor.bench.engine_requests import post, rate, run_together, tokenize
 from supervisor.bench.own_engine import PrivateInstance, private_instance
 from supervisor.bench.tune_search import Figures, Goal
 from supervisor.bench.tune_space import BASE, Variant
-from supervisor.bench.workload import WorkloadFailed, clamp
+from supervisor.bench.workload import WorkloadFailed, clamp, post, rate, run_together, tokenize
 from supervisor.engine.client import EngineClient, EngineUnreachable
 from supervisor.errors import CorralError, EngineFailed, StartFailed
 from supervisor.fleet.planner import LaunchPlanner

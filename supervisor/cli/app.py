@@ -366,7 +366,7 @@ def tune(  # noqa: PLR0913, PLR0917 (a command has its options)
     Measures variants of its profile on engines of its own, beside the daemon. The best one is
     written to profiles.d/MODEL.toml if it is really faster and its answers are as good.
     """
-    from supervisor.cli import tune as command
+    from supervisor.cli import bench as command
 
     if undo:
         return command.undo(model)

@@ -21,8 +21,8 @@ import orjson
 from proxy.forward.assemblers import assembler_for
 from proxy.upstream.http1 import InvalidEvent
 from proxy.upstream.upstream import Timings
-from supervisor.bench.engine_requests import first_error, post, rate
 from supervisor.bench.own_engine import private_instance
+from supervisor.bench.workload import first_error, post, rate
 from supervisor.engine.client import EngineClient, ErrorResponse
 from supervisor.experiments.capture_lines import CapturedRequest, played_body, text_of
 from supervisor.plan.plan import Plan

@@ -11,10 +11,19 @@ from types import MappingProxyType
 import pytest
 from support import tiny_bert
 
-from supervisor.bench.engine_requests import WORDS, complete, run_together, text
 from supervisor.bench.own_engine import PrivateInstance, private_instance
 from supervisor.bench.standard_workloads import WORKLOADS
-from supervisor.bench.workload import Measured, MeasuredEngine, Sizes, WorkloadFailed, choose_sizes
+from supervisor.bench.workload import (
+    WORDS,
+    Measured,
+    MeasuredEngine,
+    Sizes,
+    WorkloadFailed,
+    choose_sizes,
+    complete,
+    run_together,
+    text,
+)
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.settings.schema import Settings
 from supervisor.system.paths import Directories

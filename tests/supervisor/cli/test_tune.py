@@ -12,8 +12,8 @@ from supervisor.bench.tune import Quality, QualityChecks
 from supervisor.bench.tune_measure import Measurements, Sizes
 from supervisor.bench.tune_search import Figures
 from supervisor.bench.tune_space import Variant
+from supervisor.cli.bench import tune, undo
 from supervisor.cli.plan import plan
-from supervisor.cli.tune import tune, undo
 from supervisor.errors import ModelInvalid, SettingsInvalid, StartFailed
 from supervisor.output import CommandResult
 from supervisor.system import machine
