@@ -69,6 +69,9 @@ class Tries:
     is_second: bool = False
 
 
+_FIRST_TRY: Final = Tries()
+
+
 def next_try(error: UpstreamFailed, tries: Tries, *, is_committed: bool) -> Tries | None:
     """Return how to try again after an error; None if the client gets it. The table is above."""
     retry, instance = error.retry, error.instance
@@ -137,12 +140,17 @@ class Forward:
     async def _handle(
         self, request: ProxyRequest, response: Response, turn: StoredTurn | None
     ) -> None:
+        key = self._admission and self._admission.keys.limited.get(request.client)
+        is_estimated = request.wait_s is not None or self._estimator.is_due
+        if request.kind is EndpointKind.CHAT and not (key or is_estimated):  # most requests
+            await self._answer(request, response)
+            return
         with contextlib.ExitStack() as stack:
-            if self._admission and (key := self._admission.keys.limited.get(request.client)):
+            if self._admission and key:
                 tokens = request.prompt.tokens if request.prompt else 0
                 stack.enter_context(self._admission.tokens.reserve(key, tokens, request.json))
                 request = replace(request, max_context=key.max_context)
-            if request.wait_s is not None or self._estimator.is_due:
+            if is_estimated:
                 stack.enter_context(self._estimator.observe(request, response.record))
             if request.kind is not EndpointKind.CHAT and (array := array_of(request)):
                 await forward_parts(array, response, self._forward)
@@ -152,15 +160,18 @@ class Forward:
             elif request.kind is EndpointKind.MESSAGES and (chat := as_chat(request)):
                 request = chat
                 stack.enter_context(response.through(MessageEvents()))
-            if is_passed_stream(request):
-                response.start_pings()
-            try:
-                if "tools" in request.json and (call := second_request.call_request(request)):
-                    await self._forward_call(request, call, response)
-                else:
-                    await self._forward(request, response)
-            finally:
-                await response.cancel_pings()
+            await self._answer(request, response)
+
+    async def _answer(self, request: ProxyRequest, response: Response) -> None:
+        if is_passed_stream(request):
+            response.start_pings()
+        try:
+            if "tools" in request.json and (call := second_request.call_request(request)):
+                await self._forward_call(request, call, response)
+            else:
+                await self._forward(request, response)
+        finally:
+            await response.cancel_pings()
 
     async def _forward_call(
         self, request: ProxyRequest, call: ProxyRequest, response: Response
@@ -202,7 +213,7 @@ class Forward:
 
     async def _try_instances(self, request: ProxyRequest, response: Response) -> None:
         """Try instances until one completes the response, or continues one that broke off."""
-        tries, plan = Tries(), plan_request(request)
+        tries, plan = _FIRST_TRY, plan_request(request)
         continuation: second_request.Continuation | None = None
         rests: Iterator[tuple[ProxyRequest, second_request.Continuation]] = iter(())
         while True:

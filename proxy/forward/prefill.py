@@ -70,10 +70,10 @@ def prompt_of(piece: Mapping[str, Any]) -> PrefillProgress | None:
 
 def is_start(piece: Mapping[str, Any]) -> bool:
     """Return whether a piece only opens a response; it may precede any text."""
+    if "type" in piece:
+        return piece["type"] in ("response.created", "response.in_progress")
     match piece:
         case {"choices": [{"delta": {"role": _, "content": None}, "finish_reason": None}]}:
-            return True
-        case {"type": "response.created" | "response.in_progress"}:
             return True
     return False
 
@@ -96,16 +96,16 @@ class PrefillFilter:
 
     def feed(self, chunk: bytes) -> bytes:
         """Take the next bytes, return the bytes for the client; raises InvalidEvent."""
-        events = iter(self._splitter.feed(chunk))
         passed = b""
-        for event in events:
+        self._splitter.add(chunk)
+        while event := self._splitter.take_event():
             passed += self._filter_event(event)
             if self.is_over:
-                return b"".join([passed, *events, self._splitter.take_rest()])
+                return passed + self._splitter.take_rest()
         return passed
 
     def _filter_event(self, event: bytes) -> bytes:
-        if not data_of(event):
+        if not event.startswith(b"data: {") and not data_of(event):
             return b""
         piece = members_of(event) or {}
         if progress := progress_of(piece):

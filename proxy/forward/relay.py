@@ -80,7 +80,8 @@ _UNEQUAL: Final = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, as `ProxyRequest`.
+@dataclass(slots=True)
 class UpstreamRequestPlan:
     """The body to send, and how to treat the response."""
 
@@ -132,13 +133,14 @@ def plan_request(request: ProxyRequest) -> UpstreamRequestPlan:
 
 def _is_assembled(request: ProxyRequest) -> bool:
     """Return whether a whole response equals the assembled stream."""
-    members, is_llama = request.json, request.kind is EndpointKind.LLAMA_COMPLETION
+    members = request.json
+    if not _is_off(members.get("stream")) or request.kind not in _ASSEMBLED or request.form:
+        return False
     unequal = _UNEQUAL.intersection(members)
+    is_llama = request.kind is EndpointKind.LLAMA_COMPLETION
     if is_llama and members.get("return_tokens") is True:
         unequal -= {"return_tokens"}
-    is_whole = request.kind in _ASSEMBLED and _is_off(members.get("stream")) and not request.form
-    is_equal = not any(members[name] for name in unequal)
-    return is_whole and is_equal and (not is_llama or is_single(members))
+    return not any(map(members.get, unequal)) and (not is_llama or is_single(members))
 
 
 def _is_same_with_progress(request: ProxyRequest) -> bool:

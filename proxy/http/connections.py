@@ -95,9 +95,11 @@ class Connections(Generic[T]):
     def begin(self, connection: T) -> None:
         """Note that a request was accepted; ignored for a removed connection."""
         self.requests += 1
-        if connection in self._new or connection in self._idle:
-            self.remove(connection)
-            self._busy.add(connection)
+        for waiting in (self._idle, self._new):
+            if connection in waiting:
+                del waiting[connection]
+                self._busy.add(connection)
+                return
 
     def end(self, connection: T) -> None:
         """Note that its request ended; ignored without a request."""

@@ -121,12 +121,21 @@ class _Row(Counter[str]):
         super().__init__()
         self.histograms: dict[str, Histogram] = {}
 
-    def add_times(self, fields: Mapping[str, Any]) -> None:
-        for name, ms in _times(fields):
-            if ms is not None:
-                if (histogram := self.histograms.get(name)) is None:
-                    histogram = self.histograms[name] = Histogram(HISTOGRAMS[name])
-                histogram.add(ms / 1000)
+    def note(self, name: str, ms: float) -> None:
+        """Add a time to a histogram, in seconds."""
+        if (histogram := self.histograms.get(name)) is None:
+            histogram = self.histograms[name] = Histogram(HISTOGRAMS[name])
+        histogram.add(ms / 1000)
+
+    def note_times(self, fields: Mapping[str, Any]) -> None:
+        if fields["attempts"]:
+            self.note("queue_seconds", waited_ms(fields))
+        if (first_token_ms := fields["first_token_ms"]) is not None:
+            self.note("time_to_first_token_seconds", first_token_ms)
+        decode_ms = fields["engine_decode_ms"] or fields["decode_ms"]  # by the proxy's clock
+        if decode_ms and (decoded := fields["decoded_tokens"] or 0) > 1:
+            self.note("time_per_output_token_seconds", decode_ms / (decoded - 1))
+        self.note("request_seconds", fields["duration_ms"])
 
 
 class RequestCounters:
@@ -199,24 +208,12 @@ class RequestCounters:
         # Per request, so that a surplus of one prompt does not offset another's miss.
         if (cached := fields["cached_tokens"]) and (expected := fields["expected_cached_tokens"]):
             row["expected_tokens_found"] += min(expected, cached)
-        row.add_times(fields)
+        row.note_times(fields)
 
 
 def waited_ms(fields: Mapping[str, Any]) -> float:
     waited: float = fields["queued_ms"] + fields["evict_ms"] + fields["load_ms"]
     return waited
-
-
-def _times(fields: Mapping[str, Any]) -> tuple[tuple[str, float | None], ...]:
-    decoded = fields["decoded_tokens"] or 0
-    decode_ms = fields["engine_decode_ms"] or fields["decode_ms"]  # by the proxy's clock
-    between = decode_ms / (decoded - 1) if decode_ms and decoded > 1 else None
-    return (
-        ("queue_seconds", waited_ms(fields) if fields["attempts"] else None),
-        ("time_to_first_token_seconds", fields["first_token_ms"]),
-        ("time_per_output_token_seconds", between),
-        ("request_seconds", fields["duration_ms"]),
-    )
 
 
 class _Names(dict[str | None, str]):

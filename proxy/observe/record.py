@@ -121,13 +121,13 @@ class Timeline:
     @contextmanager
     def time_stall(self) -> Iterator[None]:
         """Count the time of the block as a wait for the client to read."""
-        self._charge("stalled")
+        self._charge("stalled", time.monotonic())
         self._stalls += 1
         try:
             yield
         finally:
             self._stalls -= 1
-            self._charge("stalled" if self._stalls else self._phase)
+            self._enter(self._phase, time.monotonic())
 
     @property
     def is_stalled(self) -> bool:
@@ -141,7 +141,7 @@ class Timeline:
                 a stream and so has no time of its first token.
         """
         now_s, spent_s = time.monotonic(), self._spent_s
-        self._end_phase(now_s)
+        self._charge(self._charged, now_s)
         if engine_decode_ms and "decode" not in spent_s and (prefill_s := spent_s.get("prefill")):
             spent_s["decode"] = min(prefill_s, engine_decode_ms / 1000)
             spent_s["prefill"] = prefill_s - spent_s["decode"]
@@ -155,20 +155,15 @@ class Timeline:
         times_ms["duration_ms"] = duration_ms
         return times_ms
 
-    def _end_phase(self, now_s: float) -> None:
-        """Count the time until now for the phase that is charged."""
-        self._spent_s[self._charged] = self._spent_s.get(self._charged, 0.0) + now_s - self._since_s
-        self._since_s = now_s
-
     def _enter(self, phase: Phase, at_s: float) -> None:
-        self._end_phase(at_s)
         self._phase = phase
-        if not self._stalls:
-            self._charged = phase
+        self._charge("stalled" if self._stalls else phase, at_s)
 
-    def _charge(self, phase: Phase) -> None:
-        self._end_phase(time.monotonic())
-        self._charged = phase
+    def _charge(self, phase: Phase, at_s: float) -> None:
+        """End the phase that is charged at this time; charge another one from then on."""
+        spent_s, charged = self._spent_s, self._charged
+        spent_s[charged] = spent_s.get(charged, 0.0) + at_s - self._since_s
+        self._since_s, self._charged = at_s, phase
 
 
 class RequestTrace(Protocol):
@@ -417,7 +412,6 @@ class InFlightRequest:
         assert self._task is not None, "a block runs in a task"  # noqa: S101 (for mypy)
         self._cancelled_before = self._task.cancelling()
         self._requests.members.add(self)
-        self._requests.emptied.clear()
         return self
 
     def __exit__(
@@ -428,7 +422,7 @@ class InFlightRequest:
     ) -> None:
         in_flight = self._requests
         in_flight.members.discard(self)
-        if not in_flight.members:
+        if in_flight.emptied is not None and not in_flight.members:
             in_flight.emptied.set()
         task, self._task = self._task, None
         if self._cancel_soon is not None:
@@ -456,12 +450,11 @@ R = TypeVar("R", bound=InFlightRequest)
 
 
 class InFlight(Generic[R]):
-    """The requests in flight of one holder; their blocks change `members` and `emptied`."""
+    """The requests in flight of one holder; their blocks change `members`, and set `emptied`."""
 
     def __init__(self) -> None:
         self.members: set[R] = set()
-        self.emptied = asyncio.Event()
-        self.emptied.set()
+        self.emptied: asyncio.Event | None = None  # while something waits for it
 
     def __len__(self) -> int:
         return len(self.members)
@@ -474,7 +467,11 @@ class InFlight(Generic[R]):
             request.abort(error)
 
     async def wait_empty(self) -> None:
-        await self.emptied.wait()
+        while self.members:
+            if self.emptied is None or self.emptied.is_set():
+                self.emptied = asyncio.Event()
+            await self.emptied.wait()
+        self.emptied = None
 
 
 class ServerState:

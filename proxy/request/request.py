@@ -207,7 +207,8 @@ def complete(read: ProxyRequest, request: web.BaseRequest, request_id: str, path
     read.session = session_id(given, read.json)
     read.is_from_proxy = HOP in given
     # Like llama-server's router mode. Source: tools/server/server-models.cpp.
-    read.is_autoload = request.query.get("autoload", "") in {"", "1", "true"}
+    if read.query:
+        read.is_autoload = request.query.get("autoload", "") in {"", "1", "true"}
 
 
 async def _read_body(
@@ -217,7 +218,8 @@ async def _read_body(
     share: Share,
     translation: Translation | None,
 ) -> ProxyRequest:
-    named, settings = request.query.get("model"), share.settings
+    url, settings = request.rel_url, share.settings
+    named = url.query.get("model") if url.raw_query_string else None
     if request.method != "POST":
         return ProxyRequest(kind, names.resolve(named).model_info.id, settings.queue_timeout_s)
     owner = cache_owner(request, settings)

@@ -149,7 +149,8 @@ class UpstreamResponse(asyncio.Protocol):
 
         The engine begins with it while the loop takes over the connection. Raises OSError.
         """
-        connection = socket.socket(socket.AF_UNIX)
+        # The class below `socket.socket`, which looks up enumerations for each connection.
+        connection = cast("socket.socket", socket.SocketType(socket.AF_UNIX))
         try:
             connection.settimeout(0)
             connection.connect(path)
@@ -200,7 +201,8 @@ class UpstreamResponse(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._transport.writelines(part for part in self._unsent if part)
+        if unsent := [part for part in self._unsent if part]:
+            self._transport.writelines(unsent)
         self._unsent = b"", b""
         silence_s = self._settings.upstream_read_timeout_s
         self._timer = self._loop.call_later(silence_s, self._check_silence)

@@ -14,6 +14,8 @@ from typing import Any, Final
 
 # More slots than any instance has; the engine refuses a larger number.
 _CHOICES_MAX: Final = 4096
+# Members that may ask for several answers.
+_SEVERAL: Final = frozenset({"n", "n_cmpl", "prompt"})
 
 
 class EndpointKind(Enum):
@@ -87,6 +89,8 @@ def choices_of(kind: EndpointKind, members: Mapping[str, Any]) -> int:
 
 def is_single(members: Mapping[str, Any]) -> bool:
     """Return whether the body wants one answer to one prompt."""
+    if _SEVERAL.isdisjoint(members):
+        return True
     has_one_choice = members.get("n", 1) in (None, 1) and members.get("n_cmpl", 1) in (None, 1)
     prompt = members.get("prompt")
     if not has_one_choice or not isinstance(prompt, list) or len(prompt) < 2:

@@ -86,6 +86,24 @@ class Splitter:
         self.has_done = self.has_done or any(data_of(event) == DONE for event in events)
         return [members for event in events if (members := members_of(event)) is not None]
 
+    def add(self, chunk: bytes) -> None:
+        """Add the next bytes, for `take_event`; raises InvalidEvent as `feed`."""
+        self._rest += chunk
+        if len(self._rest) > EVENT_MAX_BYTES:
+            held, self._rest = self._rest, b""
+            self._rest = b"".join(self.feed(held)) + self._rest
+
+    def take_event(self) -> bytes:
+        """Remove and return the first event; empty if none is complete."""
+        end = self._rest.find(b"\n\n") + 2
+        if b"\r" in self._rest:
+            blank = _BLANK.search(self._rest)
+            end = blank.end() if blank else 0
+        elif end < 2:
+            return b""
+        event, self._rest = self._rest[:end], self._rest[end:]
+        return event
+
     def take_rest(self) -> bytes:
         """Remove and return the bytes of the incomplete event."""
         rest, self._rest = self._rest, b""
@@ -131,6 +149,7 @@ def members_of(event: bytes) -> Mapping[str, Any] | None:
 
 _HEAD_MAX_BYTES: Final = 64 * 1024
 _LINE_MAX_BYTES: Final = 4 * 1024
+_WITH_END_BYTES: Final = _LINE_MAX_BYTES + 2
 
 _BEGINNING: Final = b"HTTP/1."
 _STATUS_LINE: Final = re.compile(r"HTTP/1\.[01] ([1-5]\d\d)(?: .*)?", re.ASCII)
@@ -218,7 +237,7 @@ class Response:
                 at += len(piece)
                 pieces.append(piece)
                 continue
-            end = data.find(b"\r\n", at, at + _LINE_MAX_BYTES + 2)
+            end = data.find(b"\r\n", at, at + _WITH_END_BYTES)
             if end < 0:
                 if size - at > _LINE_MAX_BYTES:
                     raise InvalidResponse(
@@ -234,7 +253,7 @@ class Response:
             while left and data.startswith(b"\r\n", stop := at + left):  # all of the chunk is here
                 pieces.append(data[at:stop])
                 at = stop + 2
-                if (end := data.find(b"\r\n", at, at + _LINE_MAX_BYTES + 2)) < 0:
+                if (end := data.find(b"\r\n", at, at + _WITH_END_BYTES)) < 0:
                     break
                 left, at = _chunk_bytes(data[at:end]), end + 2
             else:

@@ -107,6 +107,7 @@ _NAMES: Final = (
     "draft_n",
     "draft_n_accepted",
 )
+_ZEROS: Final = (0,) * len(_NAMES)
 
 
 # Not frozen, as `Rates`: setting a frozen attribute takes ten times as long.
@@ -130,7 +131,7 @@ class Timings:
         """Parse the member `timings`; None if it is invalid."""
         if not isinstance(timings, dict):
             return None
-        figures = [timings.get(name, 0) for name in _NAMES]
+        figures = [*map(timings.get, _NAMES, _ZEROS)]
         if not {*map(type, figures)} <= _NUMBERS or not all(map(_NOT_NEGATIVE, figures)):
             return None
         cached, prompt, prompt_ms, decoded, decode_ms, drafted, accepted = figures
