@@ -310,6 +310,7 @@ def _situation(plans: VariantPlans) -> Situation:
         slots=plan.slots,
         ctx_slot=plan.ctx_size // plan.slots,
         layers=plan.gguf.layers,
+        has_experts=plan.gguf.experts_used > 0,
         devices=tuple(device.name for device in plan.engine.devices),
         draft_type=usable_type(
             plan.memory_inputs.draft, plan.gguf, offered_types(plan.engine.flags)

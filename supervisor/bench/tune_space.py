@@ -73,6 +73,7 @@ _SLOTS_MAX: Final = 32
 _CTX_SLOT_MIN: Final = 4096
 _FEW_CORES: Final = 4
 _REPLICAS: Final = (2, 4)
+_EXPERT_CACHES_MIB: Final = (2048, 8192)
 # Pairs of batch and micro-batch: a micro-batch is computed in one pass; a batch is what a cancelled
 # prompt still computes.
 _BATCHES: Final = ((64, 64), (128, 128), (256, 256), (512, 512), (2048, 512), (2048, 1024))
@@ -80,12 +81,12 @@ _SMALL_BATCHES: Final = ((128, 64), (64, 32), (32, 32))
 # The order in which axes are tried if time is short: what changes most comes first.
 _ORDER: Final[Mapping[GoalName, tuple[str, ...]]] = {
     "latency": (
-        "device", "threads", "batch", "threads-batch", "flash", "cache", "poll", "repack",
-        "speculation", "load",
+        "device", "experts", "threads", "batch", "threads-batch", "flash", "cache", "poll",
+        "repack", "speculation", "load",
     ),
     "throughput": (
-        "device", "slots", "threads", "replicas", "cache", "flash", "batch", "threads-batch",
-        "poll", "repack", "speculation", "load",
+        "device", "experts", "slots", "threads", "replicas", "cache", "flash", "batch",
+        "threads-batch", "poll", "repack", "speculation", "load",
     ),
     "memory": ("slots", "cache", "repack", "context", "batch", "load", "flash", "device"),
 }  # fmt: skip
@@ -102,6 +103,7 @@ class Situation:
     slots: int
     ctx_slot: int  # tokens; 0 if the engine decides
     layers: int
+    has_experts: bool = False
     devices: tuple[str, ...] = ()
     draft_type: str | None = None  # `--spec-type` of its draft model or layers; None without any
 
@@ -189,6 +191,19 @@ def _device(_goal: GoalName, here: Situation) -> _Options:
             yield {"device": name}
 
 
+def _experts(_goal: GoalName, here: Situation) -> _Options:
+    """Yield placements of experts: more layers on devices, if the experts of some are not there.
+
+    Builds with a cache on the device for experts in main memory are tried with two sizes of it.
+    """
+    if not (here.devices and here.has_experts):
+        return
+    for layers in (here.layers // 4, here.layers // 2, here.layers):
+        yield {"gpu-layers": 999, "n-cpu-moe": layers}
+    for size_mib in _EXPERT_CACHES_MIB:
+        yield {"gpu-layers": 999, "n-cpu-moe": here.layers, "moe-cache-mib": size_mib}
+
+
 def _replicas(here: Situation) -> Iterator[Variant]:
     """Yield more instances with as many slots in all, each with its share of the cores."""
     for count in _REPLICAS:
@@ -213,6 +228,7 @@ _AXES: Final[Mapping[str, Callable[[GoalName, Situation], _Options]]] = {
         else []
     ),
     "device": _device,
+    "experts": _experts,
     "flash": _flash,
     "load": lambda _goal, _here: ({"load-mode": mode} for mode in ("mmap", "none")),
     "poll": lambda _goal, _here: ({"poll": level} for level in (0, 100)),

@@ -29,7 +29,8 @@ _NGRAM_LIMITS: Final[Mapping[str, tuple[str, int]]] = MappingProxyType(
 )
 # Drafting with layers of the model itself (multi-token prediction).
 MTP: Final = "draft-mtp"
-# The limit of draft-simple, draft-eagle3 and draft-mtp.
+# The limit of every type that drafts with a model or with heads: draft-simple, -eagle3, -mtp,
+# -dflash and -dspark.
 _MODEL_LIMIT: Final = ("spec-draft-n-max", 3)
 # Before b9464 a draft model alone turned on drafting of up to 16 tokens.
 _UNNAMED: Final = "draft"
@@ -233,10 +234,19 @@ def recorded_builds() -> Mapping[str, Path]:
     return {path.stem: path for path in sorted(paths, key=lambda path: int(path.stem[1:]))}
 
 
+# Options that llama.cpp has got since the newest recorded build, as its help prints them. Source:
+# llama.cpp, pull request 29887 (the cache for experts in main memory), common/arg.cpp.
+_NEWER: Final = """\
+--moe-cache-mib N                       GPU cache size in MiB for the MoE experts kept in the CPU
+                                        (default: 0, disabled)
+                                        (env: LLAMA_ARG_MOE_CACHE_MIB)
+"""
+
+
 @functools.cache
 def recorded_names() -> frozenset[str]:
-    """Return every option name of any recorded build, without dashes."""
-    texts = (path.read_text("utf-8") for path in recorded_builds().values())
+    """Return every option name of any recorded build, or of a newer one, without dashes."""
+    texts = (_NEWER, *(path.read_text("utf-8") for path in recorded_builds().values()))
     heads = (line for text in texts for line in text.splitlines() if line.startswith("-"))
     found = (_NAMES.match(head) for head in heads)
     names = (name for match in found if match for name in re.split(r",\s+", match.group()))
@@ -245,8 +255,9 @@ def recorded_names() -> frozenset[str]:
 
 @functools.cache
 def newest_flags() -> Flags:
+    """Return the options of the newest recorded build, and those of newer ones."""
     *_, newest = recorded_builds().values()
-    return parse(newest.read_text("utf-8"))
+    return Flags((*parse(newest.read_text("utf-8")).entries, *parse(_NEWER).entries))
 
 
 def recorded_flag(name: str) -> Flag | None:

@@ -59,7 +59,7 @@ def holds_encoder(header: Header, tensors: Iterable[Tensor]) -> bool:
 
 
 # Increase it when a field of Gguf is added or changes its meaning.
-_CACHE_VERSION: Final = "gguf 7"
+_CACHE_VERSION: Final = "gguf 8"
 # Shards are called PREFIX-00001-of-00003.gguf. Source: llama.cpp, llama_split_path.
 _SHARD: Final = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _SAMPLE_BYTES: Final = 64 * 1024
@@ -104,6 +104,8 @@ class Gguf:
     fingerprint: str  # hash of the header, the size and samples of the weights
     kind: FileKind = "model"
     projection_width: int = 0  # for a projector: width of the model that it makes tokens for
+    has_markov_head: bool = False  # for draft heads: whether they are DSpark's
+    has_confidence_head: bool = False  # of DSpark; without one, it drafts with p-min 0 only
     holds_encoder: bool = False  # has a picture encoder in the same file, which llama.cpp refuses
 
 
@@ -277,5 +279,7 @@ def from_headers(path: Path, size_bytes: int, headers: Sequence[Header], fingerp
         fingerprint=fingerprint,
         kind=file_kind(first, drafts=drafts_for > 0),
         projection_width=projection_width(first),
+        has_markov_head=tensors.has_markov_head(found),
+        has_confidence_head=first.metadata.get("dflash.has_confidence_head") is not False,
         holds_encoder=holds_encoder(first, found),
     )

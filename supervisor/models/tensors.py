@@ -179,14 +179,25 @@ def state_values(header: Header, architecture: str, kv_heads: tuple[int, ...]) -
     return count * (max(0, kernel - 1) * (inner + 2 * groups * state) + inner * state)
 
 
+# Heads that draft a block of tokens at once; with a Markov head they are DSpark.
+DFLASH: Final = "dflash"
+
+
+def has_markov_head(found: Sequence[Tensor]) -> bool:
+    return any(tensor.name == "markov_w1.weight" for tensor in found)
+
+
 def drafts_for(header: Header, architecture: str, found: Sequence[Tensor]) -> int:
     """Return the width of the model that a file of draft heads belongs to; 0 for a whole model.
 
-    Source: llama.cpp, load_arch_hparams of eagle3; load_arch_tensors of qwen35, `mtp_only`.
+    Source: llama.cpp, load_arch_hparams of eagle3 and dflash; load_arch_tensors of qwen35,
+    `mtp_only`.
     """
     width = header.integer(f"{architecture}.embedding_length")
     if architecture == "eagle3":
         return header.integer("eagle3.target_hidden_size", width)
+    if architecture == DFLASH:
+        return width
     has_trunk = any(tensor.name == "blk.0.attn_norm.weight" for tensor in found)
     return width if loaded_draft_layers(header, architecture, found) and not has_trunk else 0
 

@@ -252,6 +252,10 @@ def _ctx_size(inputs: PlanInputs, chosen: Chosen) -> Setting:
     if each := inputs.ctx_each:
         reason = f"max_context_length: {_count_of(count, 'slot')}, {each} tokens per slot"
         return Setting(each * count, BATCHING, reason)
+    if (per_slot := chosen.get("kv-unified-per-slot")) and count < slots(chosen):
+        each = positive("kv-unified-per-slot", per_slot)
+        reason = f"{_count_of(slots(chosen), 'slot')} share the cache, {each} tokens per slot"
+        return Setting(each * slots(chosen), CORRAL, reason)
     wanted = fitting = _wanted_ctx(inputs.gguf, count)
     while fitting > _CTX_SLOT_MIN and not _holds(inputs, chosen, fitting):
         fitting = max(_CTX_SLOT_MIN, fitting // 2)

@@ -1,14 +1,15 @@
 """Chooses how a model drafts: with a configured draft model, a file beside it, or its own layers.
 
 Draft heads are layers that were trained to draft for a certain model. A model may have them at its
-end (multi-token prediction, MTP), or a separate file has its MTP layers or an EAGLE-3 head, which
-reads the states of some layers of the model.
+end (multi-token prediction, MTP), or a separate file has its MTP layers, or an EAGLE-3, DFlash or
+DSpark head, which reads the states of some layers of the model.
 
 `draft = "auto"` takes draft heads of this model in its directory or in `MTP` below; without any, it
 takes the smallest GGUF with the same vocabulary and at most a quarter of the size, the first by
 name. A profile whose `spec-type` is `auto` takes draft heads even without that setting.
 
-Source: llama.cpp, common/speculative.cpp, and the models that have a graph_mtp; build 10434.
+Source: llama.cpp, common/speculative.cpp, and the models that have a graph_mtp; builds 10434 and
+11434.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from supervisor.models import gguf as gguf_module
 from supervisor.models import metadata
 from supervisor.models.gguf import Header
 from supervisor.models.metadata import Gguf
+from supervisor.models.tensors import DFLASH
 from supervisor.system import files
 from supervisor.system.files import open_regular, stat_regular
 
@@ -120,6 +122,7 @@ def _digests(tokens: Sequence[bytes]) -> tuple[str, ...]:
 
 
 SIMPLE: Final = "draft-simple"
+DSPARK: Final = "draft-dspark"
 
 # Files of other architectures may have such layers too, but the engine does not use them.
 _MTP_ARCHITECTURES: Final = frozenset(
@@ -137,6 +140,8 @@ def draft_type(draft: Gguf) -> str:
     """Return the value of `--spec-type` for a draft file."""
     if draft.architecture == "eagle3":
         return "draft-eagle3"
+    if draft.architecture == DFLASH:
+        return DSPARK if draft.has_markov_head else "draft-dflash"
     return MTP if draft.drafts_for else SIMPLE
 
 

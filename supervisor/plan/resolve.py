@@ -30,7 +30,7 @@ from supervisor.plan.auto import (
     positive,
     slots,
 )
-from supervisor.plan.draft import SIMPLE, Draft, DraftSetting, draft_type
+from supervisor.plan.draft import DSPARK, SIMPLE, Draft, DraftSetting, draft_type
 from supervisor.plan.embedding import FLAG as MMPROJ
 from supervisor.plan.embedding import embedding_batches, embedding_slots, explicit_purpose
 from supervisor.plan.loras import LoraSettings, lora_settings
@@ -232,6 +232,9 @@ def _merge(entry: ModelEntry, profile: Profile, flags: Flags, draft: Draft) -> S
         path = str(draft.gguf.path)
         origin = f"model {entry.name}" if entry.draft else CORRAL
         own["spec-draft-model"] = Setting(path, origin, draft.reason)
+        if draft_type(draft.gguf) == DSPARK and not draft.gguf.has_confidence_head:
+            reason = "its DSpark heads cannot tell how sure they are"
+            own.setdefault("spec-draft-p-min", Setting(0, CORRAL, reason))
     if entry.projector:
         own[MMPROJ] = Setting(str(entry.projector), CORRAL, "the projector beside the model")
     settings = {**ours, **named, **own, **lora_settings(entry.loras)}

@@ -1,4 +1,7 @@
-"""Writes a tiny EAGLE-3 head, which drafts for a model of tiny_gguf that says the alphabet."""
+"""Writes a tiny EAGLE-3 head, which drafts for a model of tiny_gguf that says the alphabet.
+
+Also files that are recognised as other heads, which no engine loads.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +40,25 @@ def make(path: Path, *, target: int = 64) -> Path:
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
     tiny_gguf.add_tokenizer(writer, tokens, types, None)
     tiny_gguf.write(writer, _tensors(tokens, types, target).items())
+    return path
+
+
+def make_flash(
+    path: Path, *, target: int = 64, markov: bool = False, confidence: bool = False
+) -> Path:
+    """Write a GGUF with the names of a DFlash head, or with `markov` of a DSpark head."""
+    tokens, types = tiny_gguf.vocabulary(0)
+    writer = gguf.GGUFWriter(path, "dflash")
+    writer.add_context_length(2048)
+    writer.add_embedding_length(target)
+    writer.add_block_count(1)
+    writer.add_head_count(_HEADS)
+    writer.add_array("dflash.target_layers", [0, 1, 2])
+    if markov:
+        writer.add_bool("dflash.has_confidence_head", confidence)
+    tiny_gguf.add_tokenizer(writer, tokens, types, None)
+    names = ("fc.weight", *(["markov_w1.weight"] if markov else []))
+    tiny_gguf.write(writer, [(name, np.ones((4, target), np.float32)) for name in names])
     return path
 
 

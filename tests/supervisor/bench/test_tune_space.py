@@ -6,6 +6,7 @@ import pytest
 from support.samples import flags
 
 from supervisor.bench.tune_space import GoalName, Situation, Variant, candidates, combine_variants
+from supervisor.builds.help import newest_flags
 
 HERE = Situation(
     chosen={
@@ -80,6 +81,16 @@ def test_layers_and_devices_are_tried_where_there_are_some() -> None:
     two = candidates("latency", replace(HERE, devices=("Vulkan0", "Vulkan1")))
     assert values(two, "gpu-layers") == [0, 15, 999]
     assert values(two, "device") == ["Vulkan0", "Vulkan1"]
+
+
+def test_experts_are_placed_where_there_are_devices() -> None:
+    here = replace(HERE, devices=("Vulkan0",), flags=flags("b11434"))
+    assert not values(candidates("latency", here), "n-cpu-moe")
+    assert not values(candidates("latency", replace(HERE, has_experts=True)), "n-cpu-moe")
+    moe = replace(here, has_experts=True)
+    assert values(candidates("latency", moe), "n-cpu-moe") == [7, 15, 30]
+    newer = candidates("throughput", replace(moe, flags=newest_flags()))
+    assert values(newer, "moe-cache-mib") == [2048, 8192]
 
 
 def test_drafting_is_tried_with_a_draft_model_only() -> None:

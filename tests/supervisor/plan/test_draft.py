@@ -151,7 +151,7 @@ def test_auto_skips_models_of_similar_size(chat: Gguf, models: Path, cache: Path
 
 # Draft heads
 
-HEADS = ("draft-mtp", "draft-eagle3")
+HEADS = ("draft-mtp", "draft-eagle3", "draft-dflash", "draft-dspark")
 
 
 @pytest.fixture
@@ -171,6 +171,32 @@ def test_draft_heads_beside_the_model_are_taken_before_another_model(
         assert found.gguf
         assert (found.gguf.path.name, draft_type(found.gguf)) == ("eagle.gguf", "draft-eagle3")
         assert found.reason == "draft heads of this model beside it"
+
+
+@pytest.mark.parametrize(
+    ("made", "kind", "sure"),
+    [
+        ({}, "draft-dflash", True),
+        ({"markov": True}, "draft-dspark", False),
+        ({"markov": True, "confidence": True}, "draft-dspark", True),
+    ],
+    ids=["dflash", "dspark", "dspark with confidence"],
+)
+def test_heads_that_draft_a_block_at_once_are_recognised(
+    alphabet: Gguf,
+    models: Path,
+    cache: Path,
+    made: dict[str, bool],
+    kind: str,
+    *,
+    sure: bool,
+) -> None:
+    tiny_eagle.make_flash(models / "head.gguf", **made)
+    tiny_eagle.make_flash(models / "wide.gguf", target=128, **made)
+    found = choose(AUTO, alphabet, cache_dir=cache, spec_types=HEADS).gguf
+    assert found
+    assert (found.path.name, draft_type(found), found.kind) == ("head.gguf", kind, "draft")
+    assert found.has_confidence_head is sure
 
 
 def test_draft_heads_may_lie_in_a_directory_of_their_own(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from support.samples import GIB, GPU, engine, flags, machine, model
 
 from supervisor.builds.discover import Engine
-from supervisor.builds.help import FlagValue, recorded_builds
+from supervisor.builds.help import FlagValue, newest_flags, recorded_builds
 from supervisor.errors import SettingsInvalid
 from supervisor.models.metadata import Gguf
 from supervisor.plan.draft import Draft
@@ -338,6 +339,40 @@ def test_draft_heads_beside_the_model_draft() -> None:
     heads = model(path=Path("/models/head.gguf"), architecture="eagle3", drafts_for=576)
     for profile in ("speculative", "base"):
         assert value(planned(profile, draft=heads), "--spec-type") == "draft-eagle3"
+
+
+def test_dspark_heads_without_confidence_draft_whatever_their_probability() -> None:
+    heads = model(path=Path("/models/head.gguf"), architecture="dflash", drafts_for=576)
+    assert value(planned(draft=heads), "--spec-type") == "draft-dflash"
+    assert value(planned(draft=heads), "--spec-draft-p-min") == "0.5"
+    heads = replace(heads, has_markov_head=True)
+    assert value(planned(draft=heads), "--spec-type") == "draft-dspark"
+    assert value(planned(draft=heads), "--spec-draft-p-min") == "0"
+    sure = planned(draft=replace(heads, has_confidence_head=True))
+    assert value(sure, "--spec-draft-p-min") == "0.5"
+    own = planned(set_flags={"spec-draft-p-min": 0.2}, draft=heads)
+    assert value(own, "--spec-draft-p-min") == "0.2"
+
+
+def test_slots_that_share_a_cache_may_have_a_context_each() -> None:
+    own: dict[str, FlagValue] = {"kv-unified": True, "kv-unified-per-slot": 3000, "parallel": 4}
+    plan = planned(set_flags=own, on=engine("b11434"))
+    assert value(plan, "--kv-unified-per-slot") == "3000"
+    assert (value(plan, "--ctx-size"), plan.ctx_size) == ("12000", 12000)
+    old = planned(set_flags=own)
+    assert "--kv-unified-per-slot" not in old.argv(host="h", port=1)
+    omitted = {line.flag: line.reason for line in old.omitted}
+    assert omitted["--kv-unified-per-slot"] == "this build has no --kv-unified-per-slot"
+
+
+def test_an_option_of_a_newer_build_than_any_recorded_is_known() -> None:
+    plan = planned(set_flags={"moe-cache-mib": 2048, "n-cpu-moe": 8}, on=engine("b11434"))
+    omitted = {line.flag: line.reason for line in plan.omitted}
+    assert omitted["--moe-cache-mib"] == "this build has no --moe-cache-mib"
+    newer = engine("b11434", flags=newest_flags())
+    assert value(planned(set_flags={"moe-cache-mib": 2048}, on=newer), "--moe-cache-mib") == "2048"
+    with pytest.raises(SettingsInvalid, match="moe-cache-mib = auto is invalid"):
+        planned(set_flags={"moe-cache-mib": "auto"}, on=newer)
 
 
 @pytest.mark.parametrize(
