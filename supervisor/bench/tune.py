@@ -228,7 +228,7 @@ class TuneJob:
         first: tuple[Variant, ...] = (),
     ) -> None:
         """Plan the profile and its variants, `first` before all others; raises CorralError."""
-        self._ends_at_s = time.monotonic() + minutes * 60
+        ends_at_s = time.monotonic() + minutes * 60
         self.minutes = minutes
         self.seed = seed
         self.goal = GOALS[goal]
@@ -242,7 +242,16 @@ class TuneJob:
         self.candidates = tuple(variant for variant, reason in usable.items() if reason is None)
         self._measurements = Measurements(self.goal, self.plans, directories)
         self.checks = QualityChecks(self.plans, directories, lambda: self.sizes.quality)
-        self.search: Search | None = None
+        self.search = Search(
+            self.goal,
+            self.candidates,
+            self._measurements.measure,
+            self.checks.check,
+            budget_s=ends_at_s - _ENDING_S - time.monotonic(),
+            clock=time.monotonic,
+            seed=seed,
+        )
+        self.trials = self.search.trials
 
     @property
     def sizes(self) -> Sizes:
@@ -253,36 +262,21 @@ class TuneJob:
 
     async def run(self, progress: Progress) -> Outcome:
         """Search; raises StartFailed if nothing could be measured."""
-        self.search = Search(
-            self.goal,
-            self.candidates,
-            self._measurements.measure,
-            self.checks.check,
-            budget_s=self._ends_at_s - _ENDING_S - time.monotonic(),
-            clock=time.monotonic,
-            seed=self.seed,
-            progress=progress,
-        )
         more = f"--minutes {math.ceil(self.minutes * 4)}"
         try:
-            outcome = await self.search.run()
+            outcome = await self.search.run(progress)
         except BaseFailed as error:
             raise StartFailed(
                 f"{self.plans.model} could not be measured with its profile: {error}",
                 hint=f"give it more time ({more}), or see whether it starts: "
                 f"corral start {self.plans.model}",
             ) from error
-        if self.search.trials.is_empty:
+        if self.trials.is_empty:
             raise StartFailed(
                 f"no variant of {self.plans.model} could be measured in {self.minutes:g} minutes",
                 hint=f"give it more time ({more}), and end other programs",
             )
         return outcome
-
-
-def refused_rows(job: TuneJob) -> Iterator[tuple[str, ...]]:
-    for variant, reason in job.refused.items():
-        yield variant.name, "0", "-", reason
 
 
 def _check_generates(plans: VariantPlans) -> None:
@@ -344,10 +338,9 @@ def figure_lines(
         yield name, f"{texts[0]} before, {texts[1]} now; {len(base)} rounds"
 
 
-def rows(
-    trials: Trials, qualities: Mapping[Variant, Quality], untried: Sequence[Variant]
-) -> list[tuple[str, ...]]:
-    """Return a row for each variant, the best first and the untried ones last."""
+def rows(job: TuneJob, untried: Sequence[Variant]) -> list[tuple[str, ...]]:
+    """Return a row for each variant, the best first, the untried and the refused ones last."""
+    trials, qualities = job.trials, job.checks.found
     found: list[tuple[float, tuple[str, ...]]] = []
     for trial in trials:
         ratio = trials.ratio(trial.variant)
@@ -355,8 +348,9 @@ def rows(
         note = trial.failure or str(qualities.get(trial.variant, ""))
         place = 1.0 if math.isnan(ratio) else -ratio
         found.append((place, (trial.variant.name, str(len(trial.rounds)), shown, note)))
+    others = dict.fromkeys(untried, "no time to try it") | dict(job.refused)
     rows = [row for _, row in sorted(found, key=itemgetter(0))]
-    return [*rows, *((variant.name, "0", "-", "no time to try it") for variant in untried)]
+    return [*rows, *((variant.name, "0", "-", reason) for variant, reason in others.items())]
 
 
 def data(trials: Trials, qualities: Mapping[Variant, Quality]) -> list[dict[str, object]]:

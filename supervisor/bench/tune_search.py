@@ -211,7 +211,6 @@ class Search:
         budget_s: float,
         clock: Callable[[], float],
         seed: int,
-        progress: Progress = lambda _stage, _left_s: None,
     ) -> None:
         """`candidates` are ordered, the most promising first; the budget counts from now."""
         self.trials = Trials(goal)
@@ -219,7 +218,7 @@ class Search:
         self._untried = tuple(candidates)
         self._measure = measure
         self._check = check
-        self._progress = progress
+        self._progress: Progress = lambda _stage, _left_s: None
         self._clock = clock
         self._shares_from_s = clock()
         self._end_s = clock() + budget_s
@@ -229,8 +228,9 @@ class Search:
         self._taken_s: list[float] = []
         self._base_s = 0.0
 
-    async def run(self) -> Outcome:
+    async def run(self, progress: Progress | None = None) -> Outcome:
         """Search until the result is certain or the time is over; raises BaseFailed."""
+        self._progress = progress or self._progress
         await self.measure_base(self.time_at(_BASE_UNTIL))
         alive = await self._screen()
         finalists = await self._accept_finalists(await self._combine(alive))

@@ -12,10 +12,11 @@ import os
 import platform
 import secrets
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from supervisor.bench import standard_workloads, tune_space, variants
@@ -32,9 +33,9 @@ from supervisor.bench.figures import table as bench_table
 from supervisor.bench.html_report import shell, write_report
 from supervisor.bench.own_engine import measure_threads
 from supervisor.bench.runner import Bench, RoundLimits
-from supervisor.bench.tune import TuneJob, refused_rows
+from supervisor.bench.tune import TuneJob
 from supervisor.bench.tune_measure import VariantPlans
-from supervisor.bench.tune_search import Outcome, Trial, Trials
+from supervisor.bench.tune_search import Outcome, Trial
 from supervisor.bench.tune_space import BASE, GoalName, Variant, render_profile
 from supervisor.bench.variants import LoadedModel, MachineFacts, VariantSpec
 from supervisor.cli.options import names_of
@@ -241,20 +242,19 @@ def _tune_result(
     outcome: Outcome | None,
     lines: list[str],
     notes: Sequence[str] = (),
-    *,
+    written: Mapping[str, object] = MappingProxyType({}),
     exit_code: int = 0,
-    **written: str | None,
 ) -> CommandResult:
     """Return the table of all variants and these lines; `written` are members of the data."""
     untried = outcome.untried if outcome else ()
-    rows = [*tune_module.rows(_trials(job), job.checks.found, untried), *refused_rows(job)]
+    rows = tune_module.rows(job, untried)
     data = {
         "model": job.plans.model,
         "goal": job.goal.name,
         "minutes": job.minutes,
         "seed": job.seed,
         "comparison": outcome.comparison.data() if outcome and outcome.comparison else None,
-        "tried": tune_module.data(_trials(job), job.checks.found),
+        "tried": tune_module.data(job.trials, job.checks.found),
         "refused": {variant.name: reason for variant, reason in job.refused.items()},
         "untried": [variant.name for variant in untried],
         "winner": None,
@@ -279,7 +279,7 @@ def _capacity_notes(job: TuneJob, winner: Variant) -> Iterator[str]:
 
 def _why_unchanged(job: TuneJob, outcome: Outcome) -> str:
     as_good = "its profile is as good as any variant that was tried"
-    best = tune_module.best_so_far(_trials(job))
+    best = tune_module.best_so_far(job.trials)
     if best and best.failure:
         return f"{_describe_trial(job, best)} was rejected: {best.failure}"
     if outcome.comparison and outcome.comparison.verdict != TOO_FEW:
@@ -288,12 +288,7 @@ def _why_unchanged(job: TuneJob, outcome: Outcome) -> str:
 
 
 def _describe_trial(job: TuneJob, trial: Trial) -> str:
-    return f"{trial.variant.name} ({_trials(job).ratio(trial.variant):.2f} ×)"
-
-
-def _trials(job: TuneJob) -> Trials:
-    assert job.search  # noqa: S101 (it has run)
-    return job.search.trials
+    return f"{trial.variant.name} ({job.trials.ratio(trial.variant):.2f} ×)"
 
 
 def profile_text(
@@ -356,10 +351,8 @@ def _measure_variants(job: TuneJob, where: Directories, word: str) -> CommandRes
     model = job.plans.model
     try:
         outcome = asyncio.run(_run_search(job))
-    except KeyboardInterrupt as interrupt:
-        if job.search is None:
-            raise Interrupted("stopped before anything was measured") from interrupt
-        best = tune_module.best_so_far(_trials(job))
+    except KeyboardInterrupt:
+        best = tune_module.best_so_far(job.trials)
         so_far = [f"best so far, not certain: {_describe_trial(job, best)}"] if best else []
         lines = [f"{model}: stopped; nothing was written", *so_far]
         return _tune_result(job, None, lines, exit_code=_EXIT_INTERRUPTED)
@@ -367,20 +360,17 @@ def _measure_variants(job: TuneJob, where: Directories, word: str) -> CommandRes
     if count := len(outcome.untried):
         whole = len(job.candidates)
         minutes = math.ceil(job.minutes * whole / max(1, whole - count))
-        notes = [
-            f"{count} of {whole} variants were not tried; --minutes {minutes} has time for all"
-        ]
+        notes.append(f"{count} of {whole} variants were not tried; --minutes {minutes} is enough")
     winner, comparison = outcome.winner, outcome.comparison
     if winner is None or comparison is None:
         path = path_of(model, where.tuned_profiles)
         if path.is_file():
-            notes.insert(
-                0, f"{path} is from an earlier search: corral tune {model} --undo removes it"
-            )
+            earlier = f"{path} is from an earlier search"
+            notes.insert(0, f"{earlier}: corral tune {model} --undo removes it")
         why = _why_unchanged(job, outcome)
         return _tune_result(job, outcome, [f"{model}: {why}; nothing was written"], notes)
     rounds, prompt = outcome.final_rounds, job.sizes.prompt
-    shown = list(tune_module.figure_lines(_trials(job), winner, rounds, prompt))
+    shown = list(tune_module.figure_lines(job.trials, winner, rounds, prompt))
     text = profile_text(job, winner, comparison, shown, word)
     path, backup = tune_space.write(model, where.tuned_profiles, text)
     lines = [
@@ -391,15 +381,8 @@ def _measure_variants(job: TuneJob, where: Directories, word: str) -> CommandRes
     ]
     replaced = [f"the previous profile is in {backup}"] if backup else []
     notes = [*_capacity_notes(job, winner), *replaced, HOW_TO_APPLY, *notes]
-    return _tune_result(
-        job,
-        outcome,
-        lines,
-        notes,
-        winner=winner.name,
-        path=str(path),
-        backup=str(backup) if backup else None,
-    )
+    written = {"winner": winner.name, "path": str(path), "backup": backup and str(backup)}
+    return _tune_result(job, outcome, lines, notes, written)
 
 
 def undo(word: str) -> CommandResult:
