@@ -21,7 +21,7 @@ from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.reload import Reload
 from supervisor.service import hook_commands
 from supervisor.service.hook_commands import HookCause, HookEvent
-from supervisor.settings.tables import HookName
+from supervisor.settings.tables import HookName, HookSettings
 
 # The subject None stands for the whole daemon, a name for a model.
 DAEMON = None
@@ -35,12 +35,10 @@ class IdleTimes:
         self._active_at_s: dict[Subject, float] = {DAEMON: now_s}
         self._reported: set[Subject] = set()
 
-    def touch(self, subject: Subject, now_s: float) -> bool:
-        """Note a request's end or a load; return whether the subject had been reported as idle."""
+    def touch(self, subject: Subject, now_s: float) -> None:
+        """Note a request's end or a load."""
         self._active_at_s[subject] = now_s
-        was_reported = subject in self._reported
         self._reported.discard(subject)
-        return was_reported
 
     def forget(self, model: str) -> None:
         self._active_at_s.pop(model, None)
@@ -65,18 +63,9 @@ class IdleTimes:
         self._reported.update(subject for subject, _ in due)
         return due
 
-    def next_at_s(self, limits_s: Mapping[bool, float]) -> float:
-        """Return when the next subject can be due; infinite for never."""
-        return min(
-            (
-                at_s + limits_s[subject is DAEMON]
-                for subject, at_s in self._active_at_s.items()
-                if subject not in self._reported
-            ),
-            default=math.inf,
-        )
 
-
+# How often idleness is looked for, if a hook waits for it.
+_LOOK_EVERY_S: Final = 1.0
 # States without a process, unless the next run begins at once.
 _STOPPED: Final = HookCause("stopped", "a command or changed settings stopped it")
 _RESTARTED: Final = HookCause("restarted", "it starts again")
@@ -184,17 +173,19 @@ class Hooks(Part):
         self._observer = HookObserver(fleet.cause_of)
         self.runner = hook_commands.HookRunner(emit)
         self._idle_times = IdleTimes(clock())
-        self._woken = asyncio.Event()
+        self._reloaded = asyncio.Event()
 
     def observe(self, event: Event) -> None:
         if event.name == "request.finished":
-            self._touch(str(event.fields["model"]))
+            model, now_s = str(event.fields["model"]), self._clock()
+            self._idle_times.touch(DAEMON, now_s)
+            if model in self._observer.loaded_models:
+                self._idle_times.touch(model, now_s)
         elif event.name == "settings.reloaded":
-            self._woken.set()
+            self._reloaded.set()
         elif found := self._observer.observe(event):
             if found.event == "model_loaded" and found.model:
                 self._idle_times.touch(found.model, self._clock())
-                self._woken.set()
             elif found.model and found.model not in self._observer.loaded_models:
                 self._idle_times.forget(found.model)
             self._submit(found)
@@ -204,37 +195,27 @@ class Hooks(Part):
         async with asyncio.TaskGroup() as group:
             group.create_task(self.runner.serve())
             while True:
-                pause_s = self._report_idle()
+                settings = self._reload.settings.hooks
+                is_watching = bool(settings.model_idle or settings.daemon_idle)
+                if is_watching:
+                    self._report_idle(settings)
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(pause_s):
-                        await self._woken.wait()
-                self._woken.clear()
+                    async with asyncio.timeout(_LOOK_EVERY_S if is_watching else None):
+                        await self._reloaded.wait()
+                self._reloaded.clear()
 
-    def _touch(self, model: str) -> None:
-        now_s, is_loaded = self._clock(), model in self._observer.loaded_models
-        was_idle = self._idle_times.touch(DAEMON, now_s)
-        if is_loaded and self._idle_times.touch(model, now_s):
-            was_idle = True
-        if was_idle:
-            self._woken.set()
-
-    def _report_idle(self) -> float | None:
-        """Report idle subjects; return the seconds until the next can be due, None for never."""
-        settings, now_s = self._reload.settings.hooks, self._clock()
+    def _report_idle(self, settings: HookSettings) -> None:
+        now_s = self._clock()
         limits_s = {
             False: settings.model_idle_s if settings.model_idle else math.inf,
             True: settings.daemon_idle_s if settings.daemon_idle else math.inf,
         }
-        if min(limits_s.values()) == math.inf:
-            return None
         busy: set[Subject] = set(self._busy_models())
         busy |= {DAEMON} if busy else set()
         for subject, idle_s in self._idle_times.take_due(limits_s, busy, now_s):
             hook: HookName = "daemon_idle" if subject is DAEMON else "model_idle"
             at = datetime.now(tz=UTC)
             self._submit(HookEvent(hook, at, subject, idle_s=round(idle_s, 3)))
-        next_at_s = self._idle_times.next_at_s(limits_s)
-        return None if next_at_s == math.inf else max(0.0, next_at_s - now_s)
 
     def _submit(self, event: HookEvent) -> None:
         settings = self._reload.settings.hooks

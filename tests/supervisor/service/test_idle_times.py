@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from supervisor.service.hooks import DAEMON, IdleTimes
 
 LIMITS_S = {False: 10.0, True: 30.0}
@@ -12,12 +10,10 @@ LIMITS_S = {False: 10.0, True: 30.0}
 def test_each_is_reported_once_until_it_has_a_request() -> None:
     times = IdleTimes(0)
     times.touch("chat", 5)
-    assert times.next_at_s(LIMITS_S) == 15
     assert times.take_due(LIMITS_S, (), 14) == []
     assert times.take_due(LIMITS_S, (), 16) == [("chat", 11)]
     assert times.take_due(LIMITS_S, (), 31) == [(DAEMON, 31)]
-    assert times.next_at_s(LIMITS_S) == math.inf
-    assert times.touch("chat", 40)
+    times.touch("chat", 40)
     assert times.take_due(LIMITS_S, (), 50) == [("chat", 10)]
 
 
@@ -25,7 +21,7 @@ def test_what_has_a_request_in_flight_is_not_idle() -> None:
     times = IdleTimes(0)
     times.touch("chat", 0)
     assert times.take_due(LIMITS_S, {"chat", DAEMON}, 100) == []
-    assert times.next_at_s(LIMITS_S) == 110
+    assert times.take_due(LIMITS_S, (), 109) == []
 
 
 def test_a_model_that_is_not_loaded_is_not_idle() -> None:
