@@ -17,11 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from supervisor.engine import exit_cause
 from supervisor.engine.calibration import ThreadCalibrator
 from supervisor.engine.child import Exit
 from supervisor.engine.client import Endpoint, EngineClient, EngineUnreachable
-from supervisor.engine.exit_cause import FailureCause
+from supervisor.engine.exit_cause import FailureCause, diagnose, known_cause
 from supervisor.engine.launch import Launch, clean_environment, process_tag
 from supervisor.engine.orphans import private_runtime
 from supervisor.engine.run import ProcessRun, run_to_exit
@@ -142,9 +141,7 @@ async def _ready(model: str, run: ProcessRun, process: _Process) -> PrivateInsta
         run.stop_parsing()
         return PrivateInstance(run, run.pid, time.monotonic() - spawned_at_s)
     silent_s = round(time.monotonic() - run.alive_at_s, 1)
-    cause = await _cause_of_end(run, process) or exit_cause.known_cause(
-        "unresponsive", silent_s=silent_s
-    )
+    cause = await _cause_of_end(run, process) or known_cause("unresponsive", silent_s=silent_s)
     raise _start_error(StartFailed, model, cause, run)
 
 
@@ -184,7 +181,7 @@ async def _cause_of_end(run: ProcessRun, process: _Process) -> FailureCause | No
     end = process.result()
     if isinstance(end, FailureCause):
         return end
-    return exit_cause.diagnose(end.returncode, run.last_lines(_LINES_TO_JUDGE))
+    return diagnose(end.returncode, run.last_lines(_LINES_TO_JUDGE))
 
 
 def _start_error(

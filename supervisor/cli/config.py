@@ -164,13 +164,8 @@ def set_value(key: str, value: str, config: Path | None) -> CommandResult:
     path = _file(config) or directories().config / FILE_NAME
 
     def edit(text: str) -> settings_edit.Edit:
-        return _first_valid(
-            (
-                settings_edit.with_value(text, parts, meaning)
-                for meaning in settings_edit.values_of(value)
-            ),
-            path,
-        )
+        meanings = settings_edit.values_of(value)
+        return _first_valid((settings_edit.with_value(text, parts, m) for m in meanings), path)
 
     return _write(path, edit, parts)
 

@@ -22,7 +22,13 @@ from proxy.auth.keys_file import FILE_NAME, Key, parse_keys, render_keys
 from supervisor.backend.proxy_settings import api_keys, as_settings_invalid
 from supervisor.errors import SettingsInvalid, access_denied
 from supervisor.output import CommandResult, colored, table
-from supervisor.service import hook_commands
+from supervisor.service.hook_commands import (
+    HookRun,
+    example,
+    hook_command,
+    hook_directory,
+    run_command,
+)
 from supervisor.settings.load import Loaded, load
 from supervisor.settings.tables import CATCH_ALL, HookName
 from supervisor.slot_store.encryption import new_key, parse_key_ring, read_key_ring, with_newest
@@ -187,31 +193,22 @@ def try_hook(hook: str, config: Path | None) -> CommandResult:
     commands = loaded.settings.hooks.commands(hook)
     if not commands:
         raise SettingsInvalid(f"hooks.{hook} has no command", hint=_no_hooks(hook))
-    model = next(iter(loaded.settings.models), _MODEL)
-    event = hook_commands.example(
-        hook, datetime.now(tz=UTC), model, next(iter(loaded.settings.nodes), _NODE)
-    )
-    directory, timeout_s = (
-        hook_commands.hook_directory(loaded.path),
-        loaded.settings.hooks.timeout_s,
-    )
+    settings, directory = loaded.settings, hook_directory(loaded.path)
+    model, node = next(iter(settings.models), _MODEL), next(iter(settings.nodes), _NODE)
+    event = example(hook, datetime.now(tz=UTC), model, node)
 
-    async def run_commands() -> list[hook_commands.HookRun]:
-        return [
-            await hook_commands.run_command(
-                hook_commands.hook_command(words, event, directory), event.as_json(), timeout_s
-            )
-            for words in commands
-        ]
+    async def run(words: tuple[str, ...]) -> HookRun:
+        command = hook_command(words, event, directory)
+        return await run_command(command, event.as_json(), settings.hooks.timeout_s)
 
-    runs = asyncio.run(run_commands())
+    runs = [asyncio.run(run(words)) for words in commands]
     lines = [f"{colored('event', 'dim')} {event.as_json().decode().strip()}"]
-    for words, run in zip(commands, runs, strict=True):
-        lines += ["", json.dumps(words), *(f"  {line}" for line in run.output.splitlines())]
-        verdict = colored(f"failed: {run.problem}", "red") if run.problem else "exited with code 0"
-        lines.append(f"{verdict} after {run.duration_s or 0:.2f} s")
-    data = [{"command": words, **asdict(run)} for words, run in zip(commands, runs, strict=True)]
-    exit_code = 1 if any(run.problem for run in runs) else 0
+    for words, ran in zip(commands, runs, strict=True):
+        lines += ["", json.dumps(words), *(f"  {line}" for line in ran.output.splitlines())]
+        verdict = colored(f"failed: {ran.problem}", "red") if ran.problem else "exited with code 0"
+        lines.append(f"{verdict} after {ran.duration_s or 0:.2f} s")
+    data = [{"command": words, **asdict(ran)} for words, ran in zip(commands, runs, strict=True)]
+    exit_code = 1 if any(ran.problem for ran in runs) else 0
     return CommandResult(data, "\n".join(lines), exit_code=exit_code)
 
 

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from proxy.observe.past import RequestStats
 from supervisor.cli.requests import in_flight_row
-from supervisor.daemon import control_messages as messages
 from supervisor.daemon.control_client import Client
+from supervisor.daemon.control_messages import DaemonStatus, InstanceStatus, ModelStatus, state_text
 from supervisor.errors import CorralError
 from supervisor.output import duration, one_line, size
 
@@ -63,7 +63,7 @@ def sort_requests(
 class Sample:
     """Status and requests in flight, or a `problem`; `note`: result of a requested cancellation."""
 
-    status: messages.DaemonStatus | None = None
+    status: DaemonStatus | None = None
     requests: Sequence[RequestStats] = ()
     problem: str = ""
     note: str = ""
@@ -184,7 +184,7 @@ _FIGURES: Final = frozenset(
 )
 
 
-def summary(status: messages.DaemonStatus, requests: Sequence[RequestStats]) -> tuple[str, str]:
+def summary(status: DaemonStatus, requests: Sequence[RequestStats]) -> tuple[str, str]:
     instances = [instance for model in status.models for instance in model.instances]
     ready = sum(instance.state == "ready" for instance in instances)
     queued = sum(request.phase == "queued" for request in requests)
@@ -202,9 +202,7 @@ def summary(status: messages.DaemonStatus, requests: Sequence[RequestStats]) -> 
     return one_line(daemon), one_line(load)
 
 
-def instance_rows(
-    status: messages.DaemonStatus, requests: Sequence[RequestStats]
-) -> list[tuple[str, ...]]:
+def instance_rows(status: DaemonStatus, requests: Sequence[RequestStats]) -> list[tuple[str, ...]]:
     """Return the rows of instances, the first of each model with its queue; then those of nodes."""
     queued = Counter(request.model for request in requests if request.phase == "queued")
     rates = _rates(requests)
@@ -225,7 +223,7 @@ def _rates(requests: Iterable[RequestStats]) -> dict[str | None, float]:
 
 
 def _model_rows(
-    model: messages.ModelStatus, queued: int, rates: Mapping[str | None, float]
+    model: ModelStatus, queued: int, rates: Mapping[str | None, float]
 ) -> Iterator[tuple[str, ...]]:
     first = (model.name, str(queued))
     for instance in model.instances:
@@ -236,12 +234,12 @@ def _model_rows(
 
 
 def _instance_cells(
-    model: messages.ModelStatus, instance: messages.InstanceStatus, rate: float | None
+    model: ModelStatus, instance: InstanceStatus, rate: float | None
 ) -> tuple[str, ...]:
     error = instance.error
     return (
         instance.name,
-        messages.state_text(model, instance),
+        state_text(model, instance),
         f"{instance.slots_busy}/{instance.slots}",
         f"{rate:.1f}" if rate else _NONE,
         size(instance.memory_bytes),

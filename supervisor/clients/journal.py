@@ -238,25 +238,37 @@ def _unit(text: str) -> str:
     return found[1] if found else _SPACES
 
 
-def read_toml(text: str, place: Place) -> Any:
-    found = get_from_tree(_load_toml(text), place)
-    return found.unwrap() if hasattr(found, "unwrap") else found
+# Functions of a format: they return the value at a place or ABSENT, the text with a value at a place,
+# and the text without the value at a place, which must exist. All raise ValueError for a text of
+# another format, TypeError for an impossible place.
+Texts = tuple[
+    Callable[[str, Place], Any], Callable[[str, Place, Any], str], Callable[[str, Place], str]
+]
 
 
-def put_toml(text: str, place: Place, value: Any) -> str:
-    document = _load_toml(text)
-    put_in_tree(document, place, value)
-    return tomlkit.dumps(document)
+def _tree_texts(
+    load: Callable[[str, Place], Any], plain: Callable[[Any], Any], dump: Callable[[Any, str], str]
+) -> Texts:
+    """Return the functions of a format whose texts a library loads as trees and dumps again."""
+
+    def read(text: str, place: Place) -> Any:
+        found = get_from_tree(load(text, place), place)
+        return found if found is ABSENT else plain(found)
+
+    def put(text: str, place: Place, value: Any) -> str:
+        document = load(text, place)
+        put_in_tree(document, place, value)
+        return dump(document, text)
+
+    def drop(text: str, place: Place) -> str:
+        document = load(text, place)
+        drop_from_tree(document, place)
+        return dump(document, text)
+
+    return read, put, drop
 
 
-def drop_toml(text: str, place: Place) -> str:
-    document = _load_toml(text)
-    drop_from_tree(document, place)
-    # tomlkit leaves the blank line before a table, also at the end of the file.
-    return tomlkit.dumps(document).rstrip("\n") + text[len(text.rstrip("\n")) :]
-
-
-def _load_toml(text: str) -> tomlkit.TOMLDocument:
+def _load_toml(text: str, _: Place) -> tomlkit.TOMLDocument:
     try:
         return tomlkit.parse(text)
     except TOMLKitError as error:
@@ -267,21 +279,13 @@ _WIDTH: Final = 4096  # so wide that no line is broken
 _YAML_INDENT: Final = 2
 
 
-def read_yaml(text: str, place: Place) -> Any:
-    found = get_from_tree(_load_yaml(text, place), place)
-    return found if found is ABSENT else _plain_yaml(found)
+def _plain_toml(value: Any) -> Any:
+    return value.unwrap() if hasattr(value, "unwrap") else value
 
 
-def put_yaml(text: str, place: Place, value: Any) -> str:
-    document = _load_yaml(text, place)
-    put_in_tree(document, place, value)
-    return _dump_yaml(document, text)
-
-
-def drop_yaml(text: str, place: Place) -> str:
-    document = _load_yaml(text, place)
-    drop_from_tree(document, place)
-    return _dump_yaml(document, text) if document else _comments(text)
+def _dump_toml(document: tomlkit.TOMLDocument, text: str) -> str:
+    # tomlkit leaves the blank line before a removed table, also at the end of the file.
+    return tomlkit.dumps(document).rstrip("\n") + (text[len(text.rstrip("\n")) :] or "\n")
 
 
 def _comments(text: str) -> str:
@@ -301,6 +305,8 @@ def _load_yaml(text: str, place: Place) -> Any:
 
 
 def _dump_yaml(document: Any, text: str) -> str:
+    if not document:
+        return _comments(text)
     yaml, stream = _yaml(), StringIO()
     _, indent, offset = load_yaml_guess_indent(StringIO(text)) if text.strip() else (0, None, None)
     sequence = (offset or 0) + _YAML_INDENT
@@ -328,17 +334,11 @@ def _plain_yaml(value: Any) -> Any:
     return value
 
 
-# For each format, functions that return the value at a place or ABSENT, the text with a value at a
-# place, and the text without the value at a place, which must exist. All raise ValueError for a
-# text of another format, TypeError for an impossible place.
-Texts = tuple[
-    Callable[[str, Place], Any], Callable[[str, Place, Any], str], Callable[[str, Place], str]
-]
 TEXTS: Final[Mapping[FileFormat, Texts]] = MappingProxyType(
     {
         "json": (read_json, put_json, drop_json),
-        "toml": (read_toml, put_toml, drop_toml),
-        "yaml": (read_yaml, put_yaml, drop_yaml),
+        "toml": _tree_texts(_load_toml, _plain_toml, _dump_toml),
+        "yaml": _tree_texts(_load_yaml, _plain_yaml, _dump_yaml),
         "env": (read_env, put_env, drop_env),
     }
 )

@@ -38,12 +38,12 @@ from proxy.auth.keys_file import FILE_NAME as KEYS_FILE
 from supervisor.builds.help import Flags, newest_flags
 from supervisor.errors import SettingsInvalid
 from supervisor.models.model_lookup import HUB, OLLAMA
-from supervisor.settings import import_flags
 from supervisor.settings.import_flags import (
     TRUE,
     Converted,
     ConvertedModel,
     ModelOptions,
+    convert_commands,
     given,
     no_equivalent_notes,
     read_command,
@@ -462,9 +462,7 @@ def convert_compose(
             "no service of this compose file is llama-server",
             hint="corral import -- llama-server -m FILE.gguf … takes over a command line",
         )
-    return import_flags.convert_commands(
-        "\n".join(commands), base, known, more_omitted=tuple(omitted)
-    )
+    return convert_commands("\n".join(commands), base, known, more_omitted=tuple(omitted))
 
 
 def _words(service: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
@@ -544,7 +542,7 @@ def convert(
     """
     match kind:
         case "command":
-            return import_flags.convert_commands(text, base, known)
+            return convert_commands(text, base, known)
         case "compose":
             return convert_compose(text, base, environ, known)
         case "llama-swap":

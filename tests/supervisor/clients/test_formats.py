@@ -10,6 +10,9 @@ from supervisor.clients import journal
 from supervisor.clients.journal import TEXTS
 from supervisor.clients.programs import ABSENT, FileFormat
 
+read_toml, put_toml, drop_toml = TEXTS["toml"]
+read_yaml, put_yaml, drop_yaml = TEXTS["yaml"]
+
 TOML = """\
 # my own
 approval = "never" # always
@@ -30,34 +33,34 @@ ENV = "# my own\nexport A=1\nB='two words'\n"
 
 
 def test_a_value_before_the_first_table_is_one_of_the_file() -> None:
-    text = journal.put_toml(TOML, ("model",), "chat")
-    text = journal.put_toml(text, ("model_providers", "corral"), {"name": "x", "n": 1})
-    assert journal.read_toml(text, ("model",)) == "chat"
-    assert journal.read_toml(text, ("model_providers", "corral")) == {"name": "x", "n": 1}
-    assert journal.read_toml(text, ("projects", "/home/me")) == {"trust": True}
+    text = put_toml(TOML, ("model",), "chat")
+    text = put_toml(text, ("model_providers", "corral"), {"name": "x", "n": 1})
+    assert read_toml(text, ("model",)) == "chat"
+    assert read_toml(text, ("model_providers", "corral")) == {"name": "x", "n": 1}
+    assert read_toml(text, ("projects", "/home/me")) == {"trust": True}
     assert "# always\n" in text
-    back = journal.drop_toml(journal.drop_toml(text, ("model",)), ("model_providers",))
+    back = drop_toml(drop_toml(text, ("model",)), ("model_providers",))
     assert back.split() == TOML.split()
 
 
 def test_an_item_of_a_list_is_found_by_its_name() -> None:
     place = "models", ("name", "ours")
-    text = journal.put_yaml(YAML, place, {"name": "ours", "model": "chat"})
-    assert journal.read_yaml(text, place) == {"name": "ours", "model": "chat"}
-    assert journal.read_yaml(text, (*place, "model")) == "chat"
-    changed = journal.put_yaml(text, place, {"name": "ours", "model": "other"})
-    assert journal.read_yaml(changed, ("models",)) == [
+    text = put_yaml(YAML, place, {"name": "ours", "model": "chat"})
+    assert read_yaml(text, place) == {"name": "ours", "model": "chat"}
+    assert read_yaml(text, (*place, "model")) == "chat"
+    changed = put_yaml(text, place, {"name": "ours", "model": "other"})
+    assert read_yaml(changed, ("models",)) == [
         {"name": "other", "model": "x"},
         {"name": "ours", "model": "other"},
     ]
-    assert journal.drop_yaml(changed, place) == YAML
+    assert drop_yaml(changed, place) == YAML
 
 
 def test_a_list_may_be_the_whole_file() -> None:
     place = (("model_id", "corral/chat"),)
-    text = journal.put_yaml("# my own\n", place, {"model_id": "corral/chat"})
-    assert journal.read_yaml(text, place) == {"model_id": "corral/chat"}
-    assert journal.drop_yaml(journal.put_yaml("", place, {"model_id": "corral/chat"}), place) == ""
+    text = put_yaml("# my own\n", place, {"model_id": "corral/chat"})
+    assert read_yaml(text, place) == {"model_id": "corral/chat"}
+    assert drop_yaml(put_yaml("", place, {"model_id": "corral/chat"}), place) == ""
 
 
 def test_variables_are_lines() -> None:
