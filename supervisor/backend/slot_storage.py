@@ -105,7 +105,7 @@ class PromptWarmerAdapter(Part):
     def _has_file(self, upstreams: Sequence[Upstream], blocks: tuple[int, ...]) -> bool:
         """Return whether there is a file; note its use."""
         catalogue = self._fleet.slot_files.catalogue
-        tokens_min = self._fleet.planner.launches.slot_persistence.budget.tokens_min
+        tokens_min = self._fleet.planner.launches.slot_persistence.limits.tokens_min
         for key in {upstream.cache_key for upstream in upstreams}:
             if found := find_prefix(catalogue, key, blocks, tokens_min):
                 catalogue.note_use(found.file.name, datetime.now(tz=UTC))

@@ -13,6 +13,7 @@ from supervisor.builds.discover import Device, free_bytes, list_devices
 from supervisor.cli.targets import choose
 from supervisor.daemon.control_messages import AdaptedValue, DaemonStatus, WorkerStatus
 from supervisor.daemon.model_commands import running_status
+from supervisor.fleet.model import saved_room
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.output import CommandResult, colored, size, table
 from supervisor.plan.draft import offered_types, reason_against_mtp
@@ -87,10 +88,11 @@ def conversations(
     restored: RestoreOutcome | None = None,
     *,
     encrypts: bool = False,
+    room: str = "",
 ) -> str:
     if not_persisted_reason is None:
         saved = "conversations are saved across restarts" + (", encrypted" if encrypts else "")
-        return "; ".join([saved, *_saved_slot_lines(made, restored)])
+        return "; ".join([saved, *([room] if room else []), *_saved_slot_lines(made, restored)])
     return f"conversations are not saved across restarts: {not_persisted_reason}"
 
 
@@ -163,6 +165,8 @@ class _Planned:
         self.not_persisted_reason = persistence.reason(made)
         self.restored = persistence.outcome(made)  # of the first restored conversation, or None
         self.encrypts = persistence.encrypts
+        self.budget = persistence.budget()
+        self.saved_max, self.disk_room = saved_room(made, self.budget)
         # Limit of slots while requests queue; None if their number is fixed.
         self.most_slots = most_slots(planner, name)
 
@@ -186,6 +190,9 @@ class _Planned:
                 "reason": self.not_persisted_reason,
                 "restored": self.restored and asdict(self.restored),
                 "encrypted": self.encrypts,
+                "disk_bytes": self.budget.model_bytes,
+                "disk_is_auto": self.budget.is_auto,
+                "full_ones_on_disk": self.saved_max,
                 "swa_full_bytes": _full_window_bytes(made),
             },
             "memory": {
@@ -238,7 +245,13 @@ class _Planned:
             *(["", "omitted:", *omitted] if omitted else []),
             "",
             *self._memory(),
-            conversations(made, self.not_persisted_reason, self.restored, encrypts=self.encrypts),
+            conversations(
+                made,
+                self.not_persisted_reason,
+                self.restored,
+                encrypts=self.encrypts,
+                room=self.disk_room,
+            ),
             "",
             shlex.join(self.argv),
         ]

@@ -276,7 +276,7 @@ def _files(status: messages.CacheStatus, now: datetime) -> Iterator[str]:
 def _disk(disk: messages.SlotDiskStatus) -> Iterator[str]:
     limit, written, write_limit = (disk.limit_bytes, disk.written_bytes, disk.write_limit_bytes)
     if limit is not None and written is not None and write_limit is not None:
-        room = f"{size(disk.size_bytes)} of {size(limit)}"
+        room = f"{size(disk.size_bytes)} of {size(limit)}{' (auto)' if disk.limit_is_auto else ''}"
         yield f"disk: {room}; written in the last hour: {size(written)} of {size(write_limit)}"
 
 

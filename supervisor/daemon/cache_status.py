@@ -45,6 +45,7 @@ def caches_status(
     disk = messages.SlotDiskStatus(
         size_bytes=_size_bytes(saved),
         limit_bytes=budget.size_bytes,
+        limit_is_auto=budget.is_auto,
         written_bytes=round(limits.written_bytes),
         write_limit_bytes=budget.write_hour_bytes,
         paused=limits.pause.is_on,

@@ -159,12 +159,15 @@ class SlotFileStatus(Message):
 class SlotDiskStatus(Message):
     """The slot files of all models. Without a daemon only `size_bytes` is known.
 
+    `limit_is_auto`: the limit follows the free room of the disk.
+
     `written_bytes`: in the last hour; `write_limit_bytes`: its limit. `paused`: saving is paused
     because the disk failed.
     """
 
     size_bytes: int
     limit_bytes: int | None = None
+    limit_is_auto: bool = False
     written_bytes: int | None = None
     write_limit_bytes: int | None = None
     paused: bool = False

@@ -176,7 +176,8 @@ class DaemonService:
 
     async def caches(self) -> messages.CachesStatus:
         persistence = self._fleet.planner.launches.slot_persistence
-        saved, budget = await asyncio.to_thread(persistence.store.list_saved), persistence.budget
+        saved = await asyncio.to_thread(persistence.store.list_saved)
+        budget = persistence.budget(sum(manifest.size_bytes for manifest in saved))
         limits = self._fleet.slot_files.limits
         return caches_status(self._fleet.models, self._parts.router, saved, budget, limits)
 

@@ -16,6 +16,7 @@ from supervisor.daemon.control_messages import DaemonStatus, ModelStatus, Worker
 from supervisor.diagnose import host_checks
 from supervisor.diagnose.host_checks import Finding, failure_finding
 from supervisor.errors import CorralError, DaemonBusy, EngineBroken, EngineMissing, NotRunning
+from supervisor.fleet.model import saved_room
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.output import size
 from supervisor.plan import kv_cache
@@ -64,6 +65,14 @@ def check_models(planner: LaunchPlanner) -> Generator[Finding, None, list[Memory
             text = f"conversations are not saved across restarts: {reason}"
             is_expected = not planner.launches.slot_persistence.problem
             yield Finding(f"model {name}", "ok" if is_expected else "warn", text)
+        else:
+            count, room = saved_room(plan, planner.launches.slot_persistence.budget())
+            yield Finding(
+                f"model {name}",
+                "ok" if count else "warn",
+                f"conversations are saved across restarts: {room}",
+                None if count else "raise slots_disk_budget, or free space on the disk",
+            )
         yield from _check_trial(planner, name)
         found = memory_need(plan, len(planner.replicas_of(name)))
         needs.append(replace(found, is_preloaded=planner.model_settings(name).preload))

@@ -21,6 +21,7 @@ from supervisor.engine.prompts import WarmPrompt
 from supervisor.engine.states import InstanceSnapshot, State
 from supervisor.fleet.launches import LaunchFingerprint, ReplicaId
 from supervisor.fleet.planner import LaunchPlanner
+from supervisor.output import size
 from supervisor.plan import kv_cache
 from supervisor.plan.context import context_layout
 from supervisor.plan.estimate import Estimate
@@ -33,6 +34,7 @@ from supervisor.settings.schema import ResidencyPolicy
 from supervisor.slot_store.file_index import key_digest
 from supervisor.slot_store.manager import SlotManager
 from supervisor.slot_store.manifest import cache_key
+from supervisor.slot_store.policy import DiskBudget
 from supervisor.slot_store.store_config import SLOT_DIRECTORY
 
 Availability = Literal["loaded", "loading", "unloaded", "failed"]
@@ -92,6 +94,17 @@ def cache_sizes(plan: Plan) -> tuple[float, int, float]:
             fixed_bytes += round(windowed * plan.window_tokens)
     size_bytes = layout.prompt_cache_bytes
     return token_bytes, fixed_bytes, math.inf if size_bytes < 0 else size_bytes
+
+
+def saved_room(plan: Plan, budget: DiskBudget) -> tuple[int, str]:
+    """Return how many conversations that fill a slot fit on the disk, and a clause about that."""
+    token_bytes, state_bytes, _ = cache_sizes(plan)
+    tokens, room_bytes = plan.ctx_size // max(1, plan.slots), budget.model_bytes
+    full_bytes = round(tokens * token_bytes + state_bytes)
+    count = room_bytes // max(1, full_bytes)
+    source = " (auto)" if budget.is_auto else ""
+    text = f"{size(room_bytes)} of disk{source} hold {count} of {tokens} tokens, {size(full_bytes)}"
+    return count, f"{text} each"
 
 
 def ready_estimates(model: Model | None) -> list[Estimate]:

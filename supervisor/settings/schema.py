@@ -64,8 +64,11 @@ class SupervisorSettings(tables.InstanceLimits, EvictionSettings):
     """while serving, adapt values that are auto to demand and machine; false: change nothing"""
     persist_slots: bool = True
     """save conversations to disk, for this user alone, while their model is not loaded"""
-    slots_disk_budget: Annotated[tables.Bytes, Field(ge=1024**2, le=2**60)] = 8 * 1024**3
-    """disk space for saved conversations, in bytes or as in 8 GiB"""
+    slots_disk_budget: Literal["auto"] | Annotated[tables.Bytes, Field(ge=1024**2, le=2**60)] = (
+        "auto"
+    )
+    """disk space for saved conversations, in bytes or as in 8 GiB; auto: a quarter of the free room
+    of their file system, 1 GiB to 256 GiB"""
     slots_key_file: ExpandedPath | None = None
     """file with the keys that encrypt saved conversations, as `corral slots new-key` makes it;
     unset: they are not encrypted"""

@@ -124,6 +124,7 @@ class Catalogue:
     def __init__(self, listener: Router) -> None:
         self._listener = listener
         self._files: dict[str, CataloguedFile] = {}
+        self.size_bytes = 0  # of all files
         self._by_turn = NameIndex()
         self._by_end = NameIndex()
 
@@ -148,6 +149,7 @@ class Catalogue:
         entry, name = _catalogue_entry(manifest, is_readable=is_readable), manifest.name
         self._forget(name)
         self._files[name] = entry
+        self.size_bytes += manifest.size_bytes
         self._by_turn.add(_turns(entry.file), name)
         self._by_end.add(_end(entry.file), name)
         self._listener.add_slot_file(entry.file)
@@ -247,6 +249,7 @@ class Catalogue:
 
     def _forget(self, name: str) -> CataloguedFile | None:
         if entry := self._files.pop(name, None):
+            self.size_bytes -= entry.manifest.size_bytes
             self._by_turn.remove(_turns(entry.file), name)
             self._by_end.remove(_end(entry.file), name)
         return entry

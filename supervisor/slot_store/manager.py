@@ -244,7 +244,7 @@ class SlotManager:
             self._key(plan),
             self._files,
             persistence.store,
-            persistence.budget,
+            persistence.limits,
             self._emit,
         )
 

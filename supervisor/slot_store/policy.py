@@ -19,9 +19,24 @@ from supervisor.slot_store.slot_file import SlotFileHeader
 _SIMILARITY: Final = 0.1
 
 
+# `slots_disk_budget = "auto"`. The rest of the room stays free for other programs.
+_AUTO_SHARE: Final = 0.25
+_AUTO_MIN_BYTES: Final = 1024**3
+_AUTO_MAX_BYTES: Final = 256 * 1024**3
+
+
+def auto_budget_bytes(free_bytes: int, used_bytes: int) -> int:
+    """Return the budget for a file system with this free room and the slot files in it.
+
+    A file that is saved or deleted does not change the budget, as the sum of both stays the same.
+    """
+    room_bytes = round(_AUTO_SHARE * (free_bytes + used_bytes))
+    return min(_AUTO_MAX_BYTES, max(_AUTO_MIN_BYTES, room_bytes))
+
+
 @dataclass(frozen=True, slots=True)
 class DiskBudget:
-    size_bytes: int
+    size_bytes: int  # of the moment if `is_auto`; see `SlotPersistence.budget`
     model_share: float = 0.75  # the most of size_bytes for one model
     # The manifest of a file takes some 10 kB of memory.
     files: int = 2048
@@ -29,6 +44,12 @@ class DiskBudget:
     tokens_min: int = 256  # a shorter conversation is prefilled as quickly
     max_age: timedelta = timedelta(days=30)  # since the latest use
     write_hour_bytes: int = 32 * 1024**3  # per hour, while engines serve
+    is_auto: bool = False
+
+    @property
+    def model_bytes(self) -> int:
+        """The most for one model."""
+        return int(self.model_share * self.size_bytes)
 
 
 def worth_saving(
@@ -44,7 +65,7 @@ def worth_saving(
     `known` is each slot's latest task when it was last saved, `token_bytes` the size of a token in
     a file. An engine uses no restored slot that is shorter than the model's sliding window.
     """
-    left_bytes = min(room_bytes, budget.model_share * budget.size_bytes)
+    left_bytes: float = min(room_bytes, budget.model_bytes)
     chosen = []
     for slot in sorted(slots, key=lambda slot: -slot.task):
         is_saved = slot.id_slot in known and known[slot.id_slot] == slot.task

@@ -196,9 +196,9 @@ def _select_within_budget(
     kept: list[CataloguedFile], budget: DiskBudget, worth: _Worth
 ) -> list[CataloguedFile]:
     by_model = groupby(sorted(kept, key=_model), key=_model)
-    share_bytes = budget.model_share * budget.size_bytes
     models = [
-        _keep_best(list(found), budget.files_a_model, share_bytes, worth) for _, found in by_model
+        _keep_best(list(found), budget.files_a_model, budget.model_bytes, worth)
+        for _, found in by_model
     ]
     rest = [entry for found in models for entry in found]
     return _keep_best(rest, budget.files, budget.size_bytes, worth)

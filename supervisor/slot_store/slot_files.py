@@ -58,6 +58,11 @@ class SlotFiles(Part):
         self._room_pause = Pause()
 
     @property
+    def budget(self) -> DiskBudget:
+        """The limits of now; raises OSError: the disk does not answer."""
+        return self._persistence().budget(self.catalogue.size_bytes)
+
+    @property
     def timeout_s(self) -> float:
         """The time for an engine to write or read one slot."""
         return self._persistence().timeout_s
@@ -120,11 +125,14 @@ class SlotFiles(Part):
 
     def may_save(self, size_bytes: float) -> bool:
         persistence = self._persistence()
-        budget = persistence.budget
+        try:
+            budget = self.budget
+        except OSError:
+            return False
         return (
             persistence.is_on
             and not persistence.problem
-            and size_bytes <= budget.model_share * budget.size_bytes
+            and size_bytes <= budget.model_bytes
             and self.pending.has_room(size_bytes)
             and self.limits.may_write(size_bytes, budget.write_hour_bytes)
             and self._has_room(size_bytes)
@@ -246,8 +254,7 @@ class SlotFiles(Part):
         self._read_from = persistence
 
     async def _evict(self) -> None:
-        budget = self._persistence().budget
-        evicted = to_evict(self.catalogue.files(), budget, datetime.now(tz=UTC))
+        evicted = to_evict(self.catalogue.files(), self.budget, datetime.now(tz=UTC))
         await self._delete(entry.file.name for entry in evicted)
 
 

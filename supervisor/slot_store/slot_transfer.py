@@ -89,7 +89,7 @@ def _worth_saving(
     return worth_saving(
         found,
         saved_tasks,
-        task.budget,
+        task.files.budget,
         token_bytes=2 * values + _TOKEN_EXTRA_BYTES,  # a cache is rarely wider than f16
         room_bytes=task.store.room_bytes(),
         key=task.key,

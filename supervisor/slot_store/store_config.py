@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
@@ -15,7 +16,7 @@ from supervisor.plan.plan import Plan
 from supervisor.settings.schema import SupervisorSettings
 from supervisor.slot_store.encryption import SlotContent, SlotKey, read_key_ring
 from supervisor.slot_store.manifest import cache_key
-from supervisor.slot_store.policy import DiskBudget, unsupported_reason
+from supervisor.slot_store.policy import DiskBudget, auto_budget_bytes, unsupported_reason
 from supervisor.slot_store.store import RestoreOutcome, SlotStore
 from supervisor.system.files import memory_directory
 from supervisor.system.paths import Directories
@@ -31,7 +32,7 @@ _TRY_AGAIN: Final = "{problem}; another build or corral slots forget {model} tri
 class SlotPersistence:
     store: SlotStore
     is_on: bool
-    budget: DiskBudget
+    limits: DiskBudget
     timeout_s: float  # for saving all slots of an instance
     problem: str = ""  # why files cannot be encrypted although they should be
     memory_spool: Path | None = None  # the spool in memory, if files are encrypted
@@ -51,6 +52,17 @@ class SlotPersistence:
 
     def outcome(self, plan: Plan) -> RestoreOutcome | None:
         return self.store.outcomes.get(cache_key(plan))
+
+    def budget(self, used_bytes: int | None = None) -> DiskBudget:
+        """Return the limits with the size of now; `used_bytes`: of all slot files, if known."""
+        if not self.limits.is_auto:
+            return self.limits
+        if used_bytes is None:
+            used_bytes = sum(manifest.size_bytes for manifest in self.store.list_saved())
+        root = self.store.root
+        there = next(path for path in (root, *root.parents) if path.exists())
+        size_bytes = auto_budget_bytes(shutil.disk_usage(there).free, used_bytes)
+        return replace(self.limits, size_bytes=size_bytes)
 
     def _unsupported_reason(self, plan: Plan) -> str | None:
         return unsupported_reason(plan) if self.is_on else "persist_slots is false"
@@ -96,8 +108,9 @@ def slot_persistence(directories: Directories, settings: SupervisorSettings) -> 
     return SlotPersistence(
         store=SlotStore(_root(directories), SlotContent(keys), spool),
         is_on=settings.persist_slots,
-        budget=DiskBudget(
-            settings.slots_disk_budget,
+        limits=DiskBudget(
+            0 if settings.slots_disk_budget == "auto" else settings.slots_disk_budget,
+            is_auto=settings.slots_disk_budget == "auto",
             max_age=timedelta(days=settings.slots_max_age_days),
             write_hour_bytes=settings.slots_write_budget,
         ),

@@ -16,6 +16,7 @@ from proxy.auth.api_keys import OPEN_PATHS
 from proxy.settings import ProxySettings
 from supervisor.service.units import ServiceFacts
 from supervisor.settings.schema import Settings
+from supervisor.slot_store.policy import auto_budget_bytes
 
 ROOT = Path(__file__).parent.parent.parent
 KUBERNETES = ROOT / "scripts" / "deploy" / "kubernetes"
@@ -115,7 +116,9 @@ def test_the_image_has_all_that_a_wheel_is_made_of() -> None:
 def test_the_disk_holds_the_saved_conversations() -> None:
     [claim] = parsed(KUBERNETES / "statefulset.yaml")["spec"]["volumeClaimTemplates"]
     size = claim["spec"]["resources"]["requests"]["storage"]
-    assert int(size.removesuffix("Gi")) * 1024**3 > 2 * SETTINGS.supervisor.slots_disk_budget
+    room_bytes = int(size.removesuffix("Gi")) * 1024**3
+    assert SETTINGS.supervisor.slots_disk_budget == "auto"
+    assert auto_budget_bytes(room_bytes, 0) >= 4 * 1024**3
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

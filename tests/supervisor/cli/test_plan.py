@@ -6,10 +6,11 @@ from typing import Any
 from support.samples import engine, machine, model
 
 from supervisor.cli.plan import conversations
+from supervisor.fleet.model import cache_sizes, saved_room
 from supervisor.plan.plan import Plan, make_plan
 from supervisor.plan.profile import load
 from supervisor.plan.resolve import ModelEntry
-from supervisor.slot_store.policy import unsupported_reason
+from supervisor.slot_store.policy import DiskBudget, unsupported_reason
 from supervisor.slot_store.store import RestoreOutcome
 from supervisor.system.paths import shipped_directory
 
@@ -33,6 +34,17 @@ def test_saved_conversations_are_shown_and_whether_the_engine_used_one() -> None
     tried = shown(planned(), RestoreOutcome("chat", 790, 775))
     assert tried == f"{SAVED}; this engine found 775 of 790 tokens of the first restored one"
     assert conversations(planned(), None, encrypts=True).startswith(f"{SAVED}, encrypted; ")
+
+
+def test_how_many_whole_conversations_fit_on_the_disk_is_shown() -> None:
+    made = planned(flags={"parallel": 2, "ctx-size": 65536})
+    token_bytes, state_bytes, _ = cache_sizes(made)
+    full_bytes = round(32768 * token_bytes + state_bytes)
+    budget = DiskBudget(2 * full_bytes, model_share=1, is_auto=True)
+    count, room = saved_room(made, budget)
+    assert count == 2
+    assert "(auto) hold 2 of 32768 tokens" in room
+    assert conversations(made, None, room=room).startswith(f"{SAVED}; {room}; ")
 
 
 def test_what_recurrent_layers_can_use_is_shown() -> None:

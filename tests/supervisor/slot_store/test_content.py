@@ -64,7 +64,7 @@ def path_of(store: SlotStore, manifest: Manifest) -> Path:
 
 
 def persistence_of(store: SlotStore) -> SlotPersistence:
-    return SlotPersistence(store, is_on=True, budget=PLENTY, timeout_s=1.0)
+    return SlotPersistence(store, is_on=True, limits=PLENTY, timeout_s=1.0)
 
 
 def taken(store: SlotStore, manifest: Manifest) -> bytes:

@@ -13,6 +13,7 @@ from supervisor.plan.plan import Plan
 from supervisor.slot_store.file_index import CataloguedFile, key_digest
 from supervisor.slot_store.policy import (
     DiskBudget,
+    auto_budget_bytes,
     fill_order,
     is_redundant,
     to_restore,
@@ -190,3 +191,22 @@ def test_slots_that_a_restore_would_not_help_are_not_saved(
     found = reason_for(chosen, **facts)
     assert bool(found) == bool(reason)
     assert reason in found
+
+
+GIB = 1024**3
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "used_gib", "budget_gib"),
+    [
+        (64, 0, 16),  # a quarter of the room
+        (48, 16, 16),  # files that were saved meanwhile do not change it
+        (8, 16, 6),  # another program filled the disk: some files are deleted
+        (2, 0, 1),  # what does not fit beside the reserve of the disk is not saved
+        (4096, 0, 256),
+    ],
+)
+def test_an_automatic_budget_follows_the_room_of_the_disk(
+    free_gib: int, used_gib: int, budget_gib: int
+) -> None:
+    assert auto_budget_bytes(free_gib * GIB, used_gib * GIB) == budget_gib * GIB

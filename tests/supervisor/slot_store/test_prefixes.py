@@ -48,7 +48,7 @@ def test_the_slot_of_a_prefix_is_not_saved_once_more() -> None:
 
 async def test_of_seventeen_prefixes_the_one_used_least_recently_goes(tmp_path: Path) -> None:
     store, traffic = SlotStore(tmp_path / "slots"), RecordingTraffic()
-    persistence = SlotPersistence(store, is_on=True, budget=BUDGET, timeout_s=9)
+    persistence = SlotPersistence(store, is_on=True, limits=BUDGET, timeout_s=9)
     files = SlotFiles(lambda: persistence, traffic, lambda *_, **__: None)
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(files.serve())
