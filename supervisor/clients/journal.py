@@ -238,9 +238,9 @@ def _unit(text: str) -> str:
     return found[1] if found else _SPACES
 
 
-# Functions of a format: they return the value at a place or ABSENT, the text with a value at a place,
-# and the text without the value at a place, which must exist. All raise ValueError for a text of
-# another format, TypeError for an impossible place.
+# Functions of a format: they return the value at a place or ABSENT, the text with a value there and
+# the text without the value there, which must exist. All raise ValueError for a text of another
+# format, TypeError for an impossible place.
 Texts = tuple[
     Callable[[str, Place], Any], Callable[[str, Place, Any], str], Callable[[str, Place], str]
 ]
