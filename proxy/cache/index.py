@@ -32,6 +32,7 @@ from proxy.cache.host_cache import HostCache, SlotContent
 from proxy.cache.miss_cause import RecentPrompts
 from proxy.cache.prompt import BLOCK_TOKENS, Prompt, toggle_model_name
 from proxy.cache.remote_prefixes import PrefixDigests
+from proxy.cache.save_policy import SlotFileMeasures
 from proxy.cache.slot_map import SlotMap
 from proxy.upstream.engine_state import SlotState
 from proxy.upstream.upstream import Timings, Upstream, average
@@ -99,6 +100,8 @@ class PrefixIndex:
         self.remote = RemotePrefixes(prefix_index_max_blocks)
         self.recent = RecentPrompts()
         self.files = SlotFileIndex(prefix_index_max_blocks)
+        # Costs and benefits of slot files, by model.
+        self.measures: defaultdict[str, SlotFileMeasures] = defaultdict(SlotFileMeasures)
         self._clock = clock
         hashes_max = max(1, prefix_index_max_blocks // _BLOCKS_PER_HASH)
         self._prompts = PrefixTree(prefix_index_max_blocks, hashes_max)

@@ -28,6 +28,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import takewhile
 from typing import Any, Final, Literal, NamedTuple
 
 import orjson
@@ -174,6 +175,16 @@ class Prompt:
     def shared_turn_hash(self, turn_hash: int) -> int:
         """Return a turn hash as other machines know it: without an owner that shares caches."""
         return turn_hash ^ self._owner
+
+    @property
+    def beginning_blocks(self) -> int:
+        """The blocks of its tools and system prompt; 0 if it has answers, or no roles."""
+        labels = self.outline.labels
+        if not labels or ord("a") in labels:
+            return 0
+        parts = zip(labels, self.outline.sizes_bytes, strict=True)
+        common = takewhile(lambda part: part[0] in COMMON, parts)
+        return min(len(self.blocks), sum(size for _, size in common) // BLOCK_BYTES)
 
     def known_to(self, blocks: int) -> Prompt:
         """Limit the prompt to the blocks that a client has sent before, for its questions."""

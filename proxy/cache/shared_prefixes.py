@@ -94,6 +94,34 @@ class SharedPrefixes:
         return None if unreported else _shared_prefix(prefix, kind, prompt)
 
 
+# Beginnings seen long ago count less: about the latest sixty count.
+_KEPT: Final = 0.984
+# Assumed share of beginnings that several conversations have, with the weight of one.
+_PRIOR: Final = 0.5
+
+
+class BeginningUse:
+    """Estimates whether further conversations of one model will have the same beginning."""
+
+    def __init__(self) -> None:
+        # The latest beginnings, by their last block, and whether several conversations have them.
+        self._seen: OrderedDict[int, bool] = OrderedDict()
+        self._count = self._shared = 0.0
+
+    def note(self, beginning: int) -> float:
+        """Note that a conversation begins; return the probability that another begins alike."""
+        share = min(1.0, (self._shared + _PRIOR) / (self._count + 1))
+        before = self._seen.pop(beginning, None)
+        self._seen[beginning] = before is not None
+        if before is None:
+            self._count, self._shared = _KEPT * self._count + 1, _KEPT * self._shared
+        elif not before:
+            self._shared += 1
+        if len(self._seen) > _PREFIXES_MAX:
+            self._seen.popitem(last=False)
+        return share if before is None else max(share, _PRIOR)
+
+
 def shared_prefix(model: str, body: Mapping[str, Any]) -> SharedPrefix | None:
     """Return the prefix of a chat request; None if it is too short to be worth a file."""
     found, prompt = _read(EndpointKind.CHAT, body), read_prompt(EndpointKind.CHAT, model, body)

@@ -256,6 +256,8 @@ class Forward:
                 response.note_lease(lease)
                 if has_chunks(lease):
                     await PrefillChunks(lease, self._router, self._settings).compute()
+                elif lease.beginning_blocks:
+                    await PrefillChunks(lease, self._router, self._settings).compute_beginning()
                 record.slot = lease.slot_number
                 if not await self._exchange(plan, lease, response):
                     await self._router.send_again(lease)

@@ -4,7 +4,9 @@ An engine computes as much of a prompt in one pass as its batch holds, and all s
 pass. So on an instance that prefers pure decode, `PrefillChunks` first sends growing prefixes of a
 long prompt, in tokens, to the slot that the request will use. After each chunk, the streams have
 the engine to themselves for a quarter of the chunk's time. The request then finds its prefix in the
-slot. If this fails, the request is sent unchanged.
+slot. In the same way, a request first computes the beginning that other instances need, which is
+all before the user's first message, and has it saved before it goes on. If this fails, the request
+is sent unchanged.
 
 `PrefillFilter` reads a stream up to its first token. For clients that did not ask for progress it
 removes progress and comments; a waiting client gets pings of our own. After the first token nothing
@@ -24,11 +26,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
+from itertools import takewhile
 from typing import Any, Final, TypeGuard
 
 import orjson
 from multidict import CIMultiDict
 
+from proxy.cache.prompt import BLOCK_TOKENS
 from proxy.common.headers import JSON
 from proxy.errors import UpstreamConnectFailed, UpstreamFailed, UpstreamTimeout
 from proxy.http.api_formats import data_event
@@ -36,10 +40,10 @@ from proxy.request.request import ProxyRequest
 from proxy.router.lease import Lease
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
-from proxy.upstream.client import UpstreamRequest, fetch
+from proxy.upstream.client import UpstreamRequest, UpstreamResponse, fetch
 from proxy.upstream.endpoint_kinds import EndpointKind, is_single
 from proxy.upstream.engine_state import get_slots
-from proxy.upstream.http1 import Splitter, data_of, members_of
+from proxy.upstream.http1 import InvalidEvent, Splitter, data_of, members_of
 from proxy.upstream.upstream import Timings
 
 # Prompt tokens: done, in all, found in the cache; the first number includes the last.
@@ -174,9 +178,13 @@ def pause_s(chunk: Timings) -> float:
     return min(_PAUSE_MAX_S, _PAUSE_SHARE * chunk.prompt_ms / 1000)
 
 
+# A token has about 4 bytes of English text, and rarely four times as many. If fewer tokens come
+# before the user's message, the template puts the beginning elsewhere.
+_FEWER_TOKENS: Final = 4
 # A chunk takes the current pass and its own; with another long prompt, a few more.
 _STEP_TIMEOUT_S: Final = 20.0
 _ANSWER_MAX_BYTES: Final = 32 * 1024**2
+_LEADING: Final = frozenset({"system", "developer"})
 _TEXTS: Final = frozenset({EndpointKind.COMPLETION, EndpointKind.LLAMA_COMPLETION})
 
 
@@ -228,15 +236,7 @@ class PrefillChunks:
         lease = self._lease
         lease.is_paused = False
         self._router.note_chunk(lease)
-        members: dict[str, Any] = {
-            "prompt": tokens,
-            "n_predict": 0,
-            "cache_prompt": True,
-            "response_fields": ["id_slot", "timings"],
-        }
-        if lease.id_slot is not None:
-            members["id_slot"] = lease.id_slot
-        answer = await self._post("/completion", orjson.dumps(members)) or {}
+        answer = await self._post("/completion", self._chunk_body(tokens)) or {}
         timings, slot = Timings.read(answer.get("timings")), answer.get("id_slot")
         is_first = lease.chunked is None
         if timings is None or not isinstance(slot, int):
@@ -253,6 +253,76 @@ class PrefillChunks:
         await asyncio.sleep(pause_s(timings))
         return True
 
+    def _chunk_body(self, tokens: Sequence[int], **more: object) -> bytes:
+        members: dict[str, Any] = {
+            "prompt": tokens,
+            "n_predict": 0,
+            "cache_prompt": True,
+            "response_fields": ["id_slot", "timings"],
+            **more,
+        }
+        if self._lease.id_slot is not None:
+            members["id_slot"] = self._lease.id_slot
+        return orjson.dumps(members)
+
+    async def compute_beginning(self) -> None:
+        """Compute the prompt's beginning, and have it saved for other instances.
+
+        Raises UpstreamConnectFailed: the instance refused or closed a connection.
+        """
+        is_saved = False
+        try:
+            if _is_plain_text(self._lease.request):
+                tokens = await self._tokens()
+                end = await self._beginning_end(tokens)
+                if end and await self._compute_at_once(tokens[:end], len(tokens)):
+                    is_saved = await self._router.save_beginning(self._lease, end)
+        finally:
+            self._lease.is_paused = False
+            self._router.note_beginning(self._lease, is_saved=is_saved)
+
+    async def _beginning_end(self, tokens: Sequence[int]) -> int:
+        """Return the number of tokens before the user's first message; 0 if unknown."""
+        members = self._lease.request.json
+        messages = members["messages"]
+        own = next((message for message in messages if message.get("role") not in _LEADING), None)
+        if own is None:
+            return 0
+        before = messages[: messages.index(own)]
+        other = {**members, "messages": [*before, {"role": own.get("role"), "content": "?"}]}
+        pairs = zip(tokens, await self._tokens(orjson.dumps(other)), strict=False)
+        end = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return end if _FEWER_TOKENS * end >= self._lease.beginning_blocks * BLOCK_TOKENS else 0
+
+    async def _compute_at_once(self, tokens: Sequence[int], total: int) -> bool:
+        """Compute a prefix with reports of its progress; return whether the slot has all of it."""
+        lease = self._lease
+        self._router.note_chunk(lease)
+        lease.is_reported = False
+        body = self._chunk_body(tokens, stream=True, return_progress=True)
+        sent = self._request("/completion", body)
+        splitter = Splitter()
+        piece: Mapping[str, Any] = {}
+        try:
+            async with UpstreamResponse(lease.upstream, sent, self._settings) as response:
+                while chunk := await response.read():
+                    lease.progress.bytes_received += len(chunk)
+                    for event in splitter.feed(chunk):
+                        piece = members_of(event) or piece
+                        if progress := progress_of(piece):
+                            done, _, cached = progress
+                            lease.progress.set_prompt(done, total, cached)
+        except UpstreamConnectFailed:  # this prompt may have crashed the process
+            raise
+        except (UpstreamFailed, UpstreamTimeout, InvalidEvent):
+            return False
+        timings, slot = Timings.read(piece.get("timings")), piece.get("id_slot")
+        if timings is None or not isinstance(slot, int):
+            return False
+        lease.add_chunk(timings, slot, total)
+        lease.is_paused = True
+        return timings.cached_tokens + timings.prompt_tokens == len(tokens)
+
     async def _fits(self, count: int) -> bool:
         """Return whether all slots have room for a prompt; else the engine refuses the request."""
         try:
@@ -261,12 +331,12 @@ class PrefillChunks:
             return False
         return all(count < slot.n_ctx for slot in slots or () if slot.n_ctx)
 
-    async def _tokens(self) -> list[int]:
-        """Return the prompt's tokens; an empty list if the engine does not report them."""
+    async def _tokens(self, chat: bytes = b"") -> list[int]:
+        """Return the tokens of the prompt, or of another chat; none if the engine fails."""
         request = self._lease.request
         prompt = request.json.get("prompt")
         if request.kind is EndpointKind.CHAT:
-            prompt = (await self._post("/apply-template", request.body) or {}).get("prompt")
+            prompt = (await self._post("/apply-template", chat or request.body) or {}).get("prompt")
         if isinstance(prompt, str):
             text = {"content": prompt, "add_special": True, "parse_special": True}
             prompt = (await self._post("/tokenize", orjson.dumps(text)) or {}).get("tokens")
@@ -275,8 +345,7 @@ class PrefillChunks:
     async def _post(self, path: str, body: bytes) -> Mapping[str, Any] | None:
         """Return the members of a successful answer, else None."""
         lease = self._lease
-        headers, request_id = CIMultiDict({"Content-Type": JSON}), lease.request.request_id
-        upstream_request = UpstreamRequest("POST", path, "", headers, body, request_id)
+        upstream_request = self._request(path, body)
         try:
             page = await fetch(
                 lease.upstream, upstream_request, self._settings, _STEP_TIMEOUT_S, _ANSWER_MAX_BYTES
@@ -288,6 +357,11 @@ class PrefillChunks:
             return None
         lease.progress.bytes_received += len(page.body)
         return members if page.status == HTTPStatus.OK and isinstance(members, dict) else None
+
+    def _request(self, path: str, body: bytes) -> UpstreamRequest:
+        request_id = self._lease.request.request_id
+        headers = CIMultiDict({"Content-Type": JSON})
+        return UpstreamRequest("POST", path, "", headers, body, request_id)
 
 
 def _is_plain_text(request: ProxyRequest) -> bool:

@@ -120,6 +120,8 @@ class CacheFinding(NamedTuple):
     # Tokens that earlier requests of the same API key can have left in caches, if fewer than
     # `found` or `reusable`.
     own: int | None = None
+    # For how long the request waited for another one, which computed the beginning of both.
+    beginning_wait_ms: float | None = None
 
     @property
     def lost(self) -> int:

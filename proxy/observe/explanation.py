@@ -63,6 +63,13 @@ def advice(cause: Cause) -> str | None:
 
 def cache_sentence(found: CacheFinding) -> str:
     """Return a sentence on the tokens found in the cache, and why not more."""
+    if found.beginning_wait_ms is None:
+        return _cache_sentence(found)
+    waited = f"it waited {found.beginning_wait_ms / 1000:.1f} s for a request"
+    return f"{_cache_sentence(found)}; {waited} that computed the same beginning"
+
+
+def _cache_sentence(found: CacheFinding) -> str:
     if found.cause is Cause.ALL_FOUND:
         return f"{_found_clause(found)}: all that could be"
     if found.cause is Cause.FIRST_REQUEST:
@@ -292,7 +299,8 @@ def _waits_of(cache: CacheFinding) -> frozenset[Cause]:
     if cache.cause in WITH_LOAD:
         return frozenset({Cause.LOADING})
     is_for_owner = cache.cause is Cause.OTHER_INSTANCE and cache.is_awaited
-    return frozenset({Cause.QUEUE}) if is_for_owner else frozenset()
+    is_told = is_for_owner or cache.beginning_wait_ms is not None
+    return frozenset({Cause.QUEUE}) if is_told else frozenset()
 
 
 def _sum_ms(fields: Mapping[str, Any], cause: Cause) -> float:

@@ -402,6 +402,11 @@ class Lease(InFlightRequest):
     # Sum of the requests that computed parts of its prompt before it; None without any.
     chunked: Timings | None = None
     is_paused: bool = False  # Its slot is idle between two of those requests.
+    # Blocks of its prompt that it computes first and saves for other instances; 0: none.
+    beginning_blocks: int = 0
+    beginning_saved_at_s: float | None = None  # When the engine had written them to a file.
+    # For how long it waited for another request that computed its beginning.
+    beginning_wait_s: float = 0.0
     reported: Timings | None = None  # Sum of the complete responses to it.
     is_reported: bool = True  # Nothing was sent since the last of those responses.
     is_taken: bool = field(init=False)  # Its slots are in use, and their use was not reported yet.

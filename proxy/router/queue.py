@@ -9,7 +9,7 @@
    waiting client is served once, so newcomers do not delay clients that waited before them.
 3. Within a priority, one client's requests keep their order.
 
-A request may be held back although a slot is free, for three reasons.
+A request may be held back although a slot is free, for four reasons.
 
 - An instance that prefers pure decode computes one prompt after the other while sequences decode,
   the shortest first. An engine computes prompts in the same passes in which it decodes, so every
@@ -19,6 +19,9 @@ A request may be held back although a slot is free, for three reasons.
   take twice as long. So the second waits until the first is answered, if answers take less time
   than the beginning; then an idle slot, the host cache or a file has it. The cost is a longer wait
   if the answer takes longer than expected, at most twice as long.
+- Of two prompts with the same beginning on two instances, one computes it, and saves it to a file
+  before it goes on; the other waits for the file if that takes at most a quarter longer than to
+  compute the beginning as well.
 - A batch fills every idle slot, so each interactive request would wait for the end of an answer of
   the batch. So for 30 s after an interactive request, batch requests leave one slot free, if
   instances that are not spare have several.
@@ -40,11 +43,14 @@ from typing import Final
 
 from proxy.cache.index import CacheHint, PrefixIndex, most_tokens
 from proxy.cache.prompt import BLOCK_TOKENS, Prompt, session_hash, shared_blocks
+from proxy.cache.save_policy import SaveCase, is_worth_saving
+from proxy.cache.shared_prefixes import BeginningUse
 from proxy.request.request import Priority, ProxyRequest
 from proxy.router.candidates import Candidates, LeaseTimes
 from proxy.router.lease import FEW_TOKENS, Clock, Lease, RoutingTarget
 from proxy.router.registry import Instances, ModelInstances
 from proxy.settings import ProxySettings
+from proxy.upstream.endpoint_kinds import EndpointKind
 
 _TURNS_BEFORE_BATCH: Final = 8
 _OVERDUE: Final = 0.5
@@ -68,6 +74,8 @@ class QueuedRequest:
     # The owner for which it waits although another instance has a free slot, or None.
     awaited: RoutingTarget | None = None
     looks_again_at_s: float = 0.0  # Time at which it chooses again in any case.
+    # Since when it waits for a request that computes its beginning; None: it never did.
+    beginning_since_s: float | None = None
     _wake: asyncio.Event | None = field(default=None, init=False)
 
     @property
@@ -252,6 +260,52 @@ def shortest_first(
     return [next(turns[entry.request.priority]) for entry in entries]
 
 
+# How much longer a prompt waits for its beginning than it would compute it: the machine, and so
+# each other request, is spared the work.
+_LONGER: Final = 1.25
+# The shortest wait before the progress of another prompt is read again.
+_LOOK_MIN_S: Final = 0.05
+# A file is stored within this time after the engine wrote it, or not soon.
+_STORED_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class BeginningCase:
+    """A prompt's beginning that another request computes, as seen from one instance.
+
+    Attributes:
+        left: Tokens of it that the other request has not computed yet.
+        there_tps: Tokens that it computes per second.
+        tokens: Tokens of it that the instance would have to compute.
+        here_tps: Tokens that the instance would compute per second.
+        backlog: Tokens of other prompts that it computes before.
+        transfer_s: The time to save, store and restore it.
+        waited_s: How long the request has waited.
+        timeout_s: How long it may wait.
+    """
+
+    left: float
+    there_tps: float
+    tokens: float
+    here_tps: float
+    backlog: float = 0.0
+    transfer_s: float = 0.0
+    waited_s: float = 0.0
+    timeout_s: float = math.inf
+
+
+def beginning_wait_s(case: BeginningCase) -> float:
+    """Return how long to wait until the beginning comes from a file; 0: compute it now."""
+    compute_s = (case.backlog + case.tokens) / case.here_tps
+    wait_s = case.left / case.there_tps + case.transfer_s
+    limit_s = min(_LONGER * compute_s + case.transfer_s, _TIMEOUT_SHARE * case.timeout_s)
+    if wait_s > _LONGER * compute_s or case.waited_s >= limit_s:
+        return 0.0
+    return max(_LOOK_MIN_S, min(wait_s, limit_s - case.waited_s))
+
+
+# A shorter beginning is not worth a file of its own.
+_BEGINNING_BLOCKS_MIN: Final = 16
 # A shorter common beginning is computed within a batch; waiting for it does not pay.
 _BLOCKS_MIN: Final = 8
 # The longest wait for it, relative to the expected time of the first request.
@@ -293,6 +347,7 @@ class SlotAssignment:
         self.prefix_index = prefix_index
         self.clock = clock
         self._on_first_token = on_first_token
+        self._beginnings = BeginningUse()
         self._turn = 0.0  # of the last instance that got a request, before it did
         self._interactive_ended_at_s = -math.inf
 
@@ -354,7 +409,9 @@ class SlotAssignment:
             chosen, moves_in_s = candidates.choice(request, queued.avoid, hint, waited_s, held)
             if chosen:
                 is_diverted = candidates.is_diverted(request, hint, chosen)
-                self._lease(queued, chosen, hint, now_s).is_diverted = is_diverted
+                lease = self._lease(queued, chosen, hint, now_s)
+                lease.is_diverted = is_diverted
+                lease.beginning_blocks = self._beginning_to_save(lease, of_model)
                 self._count_turn(chosen, of_model.sets.weight(chosen))
                 return queued
             self._recheck_after(moves_in_s, held)
@@ -414,6 +471,7 @@ class SlotAssignment:
         for instance in of_model.with_files:
             if instance.leases and (wait_s := self._alike_wait_s(instance, prompt, now_s)) > 0:
                 held[instance.upstream.name] = wait_s
+        held |= self._held_for_beginning(queued, prompt, of_model, now_s)
         for instance in pure and [busy for busy in pure if busy in of_model.answering]:
             waited_s, timeout_s = now_s - queued.joined_at_s, queued.request.queue_timeout_s
             new_tokens = prompt.tokens - hint.cached_tokens(instance.bit)
@@ -443,6 +501,93 @@ class SlotAssignment:
         expected_s = prompts * prompt.tokens / instance.rates.prefill_tps + self.times.decode_s
         return _PATIENCE * expected_s - (now_s - first.began_at_s)
 
+    def _held_for_beginning(
+        self, queued: QueuedRequest, prompt: Prompt, of_model: ModelInstances, now_s: float
+    ) -> Mapping[str, float]:
+        """Return the instances that a request leaves while another computes its beginning."""
+        if (first := _computing(of_model, prompt)) is None:
+            return _NONE
+        waits = (
+            (instance.upstream.name, self._beginning_wait_s(instance, first, queued, now_s))
+            for instance in of_model.with_files
+        )
+        held = {name: wait_s for name, wait_s in waits if wait_s > 0}
+        if held and queued.beginning_since_s is None:
+            queued.beginning_since_s = now_s
+        return held
+
+    def _beginning_wait_s(
+        self, instance: RoutingTarget, first: Lease, queued: QueuedRequest, now_s: float
+    ) -> float:
+        """Return how long a request waits for the beginning that `first` computes and saves."""
+        prompt, its, upstream = queued.request.prompt, first.request.prompt, first.upstream
+        if prompt is None or its is None or instance.upstream.cache_key != upstream.cache_key:
+            return 0.0
+        shared = _shared_beginning(first, prompt)
+        more = shared - self.prefix_index.available_blocks(instance.upstream, prompt)
+        if more < _BLOCKS_MIN:
+            return 0.0
+        if first.beginning_saved_at_s is not None:
+            return first.beginning_saved_at_s + _STORED_S - now_s
+        progress, there_tps = first.progress, first.instance.rates.prefill_tps
+        computed = progress.prompt_done - progress.cached
+        if computed >= FEW_TOKENS:
+            there_tps = computed / max(_LOOK_MIN_S, now_s - first.began_at_s)
+        block_tokens = BLOCK_TOKENS * progress.prompt_total / its.tokens
+        measures = self.prefix_index.measures[upstream.model]
+        size_bytes = shared * block_tokens * upstream.token_bytes + upstream.state_bytes
+        # It is stored while the engine goes on, in about the time that the engine took.
+        transfer_s = 2 * measures.saves.duration_s(size_bytes)
+        transfer_s += measures.restores.duration_s(size_bytes)
+        return beginning_wait_s(
+            BeginningCase(
+                left=max(0.0, shared * block_tokens - progress.prompt_done),
+                there_tps=there_tps,
+                tokens=more * block_tokens,
+                here_tps=instance.rates.prefill_tps if instance.rates.answers else there_tps,
+                backlog=instance.backlog_tokens,
+                transfer_s=transfer_s,
+                waited_s=now_s - queued.joined_at_s,
+                timeout_s=queued.request.queue_timeout_s,
+            )
+        )
+
+    def _beginning_to_save(self, lease: Lease, of_model: ModelInstances) -> int:
+        """Return the blocks of a prompt to compute first and to save for other instances."""
+        request, prompt, instance = lease.request, lease.request.prompt, lease.instance
+        if prompt is None or not of_model.with_files or request.is_background:
+            return 0
+        upstream, blocks = instance.upstream, prompt.beginning_blocks
+        if blocks < _BEGINNING_BLOCKS_MIN:
+            return 0
+        reuse_p = self._beginnings.note(prompt.blocks[blocks - 1])
+        others = (other for other in of_model.with_files if other is not instance)
+        is_single = not any(other.upstream.cache_key == upstream.cache_key for other in others)
+        is_cut = request.kind is EndpointKind.CHAT and request.slots == 1
+        if is_single or not (is_cut and upstream.cache_key and upstream.can_name_slots):
+            return 0
+        # The others cannot use a part of a recurrent state or of a window.
+        if upstream.resumable_prompts or upstream.window_tokens or upstream.prefer_pure_decode:
+            return 0
+        if instance.prefilling > 1:  # its engine computes prompts in the order of their arrival
+            return 0
+        missing = blocks - self.prefix_index.available_blocks(upstream, prompt)
+        measures, rates = self.prefix_index.measures[upstream.model], instance.rates
+        tokens = blocks * BLOCK_TOKENS
+        size_bytes = tokens * upstream.token_bytes + upstream.state_bytes
+        case = SaveCase(
+            tokens=missing * BLOCK_TOKENS,
+            prefill_tps=rates.prefill_tps,
+            save_s=measures.saves.duration_s(size_bytes),
+            restore_s=measures.restores.duration_s(size_bytes),
+            return_p=reuse_p,
+            loss_p=1.0,
+            streams=instance.decoding,
+            gap_s=1 / rates.decode_tps,
+        )
+        is_worth = is_worth_saving(case, self.queue.settings.slot_save_pause_max_ms / 1000)
+        return blocks if missing >= _BEGINNING_BLOCKS_MIN and is_worth else 0
+
     def _recheck_after(self, moves_in_s: float | None, held: Mapping[str, float]) -> None:
         moves_in_s = math.inf if moves_in_s is None else moves_in_s
         self.recheck_in_s = min(self.recheck_in_s, moves_in_s, *held.values())
@@ -463,6 +608,8 @@ class SlotAssignment:
             lease.expected_cached = most_tokens(hint.held, instance.bit)
             lease.is_continued = hint.conversation is not None
             lease.has_awaited_owner = queued.awaited is not None
+            if queued.beginning_since_s is not None:
+                lease.beginning_wait_s = now_s - queued.beginning_since_s
             conversation = self.prefix_index.assign(instance.upstream, prompt, queued.session, hint)
             lease.conversation, lease.conversation_number = conversation, conversation.number
         if request.slots > 1:
@@ -479,3 +626,20 @@ class SlotAssignment:
         # One that was busy or new has missed turns, and does not get them all now.
         self._turn = max(self._turn, instance.turn)
         instance.set_turn(self._turn + 1 / weight)
+
+
+def _computing(of_model: ModelInstances, prompt: Prompt) -> Lease | None:
+    """Return the request that computes and saves most of a prompt's beginning, if any does."""
+    found = (
+        (_shared_beginning(lease, prompt), lease)
+        for instance in of_model.with_files
+        for lease in instance.leases
+        if lease.beginning_blocks and not lease.is_ending
+    )
+    shared, first = max(found, key=itemgetter(0), default=(0, None))
+    return first if shared >= _BLOCKS_MIN else None
+
+
+def _shared_beginning(first: Lease, prompt: Prompt) -> int:
+    its = first.request.prompt
+    return min(first.beginning_blocks, shared_blocks(its.blocks, prompt.blocks)) if its else 0

@@ -239,6 +239,8 @@ class Router:
 
     def add_slot_file(self, file: SlotFile) -> None:
         self.cache.files.add(file)
+        for queue in self.queues.values():
+            queue.assign_slots()  # a request may have waited for it
 
     def remove_slot_files(self, names: Iterable[str]) -> None:
         self.cache.files.remove(names)
@@ -413,6 +415,18 @@ class Router:
         """Note that a request to compute a part of the prompt is sent now."""
         if lease.slot:
             self.cache.slot_maps[lease.upstream.name].mark_used(lease.slot)
+
+    async def save_beginning(self, lease: Lease, tokens: int) -> bool:
+        """Save the first `tokens` of a prompt, which its slot holds; return whether that worked."""
+        return await self._saver.save_beginning(lease, tokens)
+
+    def note_beginning(self, lease: Lease, *, is_saved: bool) -> None:
+        """Note that a request will compute no more of its beginning for others."""
+        if is_saved:
+            lease.beginning_saved_at_s = self._clock()
+        else:
+            lease.beginning_blocks = 0
+        self.queues.assign_slots(lease.request.model)
 
     async def send_again(self, lease: Lease) -> None:
         """Return once the request may be sent again, after a complete response to it."""

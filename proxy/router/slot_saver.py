@@ -12,19 +12,19 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
+from proxy.cache.fingerprint import ConversationFingerprint
 from proxy.cache.holders import SavedPrompt
 from proxy.cache.host_cache import SlotContent
 from proxy.cache.index import PrefixIndex
 from proxy.cache.prompt import BLOCK_TOKENS, shared_blocks
 from proxy.cache.save_policy import (
     SaveCase,
-    SlotFileMeasures,
     SlotFileStorage,
     Transfer,
     due_in_s,
@@ -46,6 +46,8 @@ _IDLE_S: Final = 0.25
 _LISTED_S: Final = 2.0
 # A shorter wait may not end later than it began.
 _SHORTEST_S: Final = 0.001
+# A request waits no longer than this until the engine has written its prompt's beginning.
+_BEGINNING_SAVE_MAX_S: Final = 5.0
 # Without an event, slots are looked at again after this time.
 _LOOKS_AGAIN_S: Final = 5.0
 
@@ -83,7 +85,7 @@ class SlotSaver:
         self._list_slots = list_slots
         self._tasks = tasks
         self._works: dict[RoutingTarget, _Work] = {}
-        self._measures: defaultdict[str, SlotFileMeasures] = defaultdict(SlotFileMeasures)
+        self._measures = prefix_index.measures
         self._saved_at_s: dict[str, float] = {}
         # The number of conversations that were not saved, by model and reason.
         self.skipped: Counter[tuple[str, NoFile]] = Counter()
@@ -105,6 +107,32 @@ class SlotSaver:
             if slot.started_tick == sent:
                 slot.note_saved(content)
         return transfer
+
+    async def save_beginning(self, lease: Lease, tokens: int) -> bool:
+        """Save a lease's slot, which holds the first `tokens` of its prompt, for other instances.
+
+        Returns whether the engine wrote the file, which is stored afterwards.
+        """
+        prompt, upstream, id_slot = lease.request.prompt, lease.upstream, lease.id_slot
+        size_bytes = tokens * upstream.token_bytes + upstream.state_bytes
+        if prompt is None or id_slot is None:
+            return False
+        if not self._storage.may_save(upstream.name, size_bytes):
+            return False
+        fingerprint = ConversationFingerprint((), prompt.blocks[: lease.beginning_blocks])
+        transfer: Transfer | None = None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_BEGINNING_SAVE_MAX_S):
+                transfer = await self._storage.save(upstream.name, id_slot, tokens, fingerprint)
+        if transfer:
+            self._measures[upstream.model].saves.note(transfer)
+        return transfer is not None
+
+    async def save_for_others(self, instance: RoutingTarget, slot: Slot) -> None:
+        """Save an idle slot now, because another instance needs what it holds."""
+        slot_map = self._prefix_index.slot_maps[instance.upstream.name]
+        work = self._works.get(instance) or _Work(instance, slot_map)
+        await self._save_idle(work, slot, is_listed=slot.is_confirmed)
 
     def _note_restored(self, instance: RoutingTarget, transfer: Transfer) -> None:
         upstream = instance.upstream

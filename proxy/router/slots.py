@@ -30,7 +30,7 @@ from proxy.cache.miss_cause import (
     find_cause,
     recent_prompt,
 )
-from proxy.cache.prompt import BLOCK_TOKENS, Prompt
+from proxy.cache.prompt import BLOCK_TOKENS, Prompt, shared_blocks
 from proxy.cache.slot_map import Slot, SlotMap, SlotOwners
 from proxy.errors import UpstreamTimeout
 from proxy.observe.cache_finding import BY_CLIENT, OF_PLACE, TOKENS_MIN, CacheFinding, NoFile, Tier
@@ -43,6 +43,8 @@ from proxy.upstream.endpoint_kinds import EndpointKind, is_single
 from proxy.upstream.engine_state import clear_slots, get_slots, refresh_slots
 from proxy.upstream.upstream import Timings
 
+# A shorter beginning is not worth a file.
+_BEGINNING_BLOCKS_MIN: Final = 16
 # Shorter conversations are not saved.
 _TOKENS_MIN: Final = 256
 # The longest wait, relative to the time to compute the prompt.
@@ -244,6 +246,7 @@ class SlotSelector:
     async def _fill(self, lease: Lease, slot_map: SlotMap, slot: Slot) -> Slot:
         """Fill a slot from a file if that pays and its number is known; return the slot."""
         await self._wait_for_file(lease)
+        await self._take_from_other(lease)
         if not self._saver.is_wanted(lease, slot):
             return slot
         if not slot.is_confirmed:
@@ -272,6 +275,48 @@ class SlotSelector:
                     if found and len(found.file.fingerprint.blocks) >= len(content.blocks):
                         return
                     await files.added.wait()
+
+    async def _take_from_other(self, lease: Lease) -> None:
+        """Have another instance save what it holds of a prompt, unless computing it is faster."""
+        prompt, upstream, files = lease.request.prompt, lease.upstream, self._prefix_index.files
+        if prompt is None:
+            return
+        blocks, other, slot = self._held_elsewhere(lease, prompt)
+        more = blocks - self._prefix_index.available_blocks(upstream, prompt)
+        if other is None or slot is None or more < _BEGINNING_BLOCKS_MIN:
+            return
+        measures = self._prefix_index.measures[upstream.model]
+        size_bytes = slot.content.tokens * upstream.token_bytes + upstream.state_bytes
+        transfer_s = 2 * measures.saves.duration_s(size_bytes)
+        transfer_s += measures.restores.duration_s(size_bytes)
+        compute_s = more * BLOCK_TOKENS / lease.instance.rates.prefill_tps
+        if transfer_s > _SHARE_MAX * compute_s:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(_WAIT_MAX_S, _SHARE_MAX * compute_s)):
+                await self._saver.save_for_others(other, slot)
+                while slot.content.is_saved:
+                    found = files.find(upstream.cache_key, prompt)
+                    if found and found.blocks >= blocks:
+                        return
+                    await files.added.wait()
+
+    def _held_elsewhere(
+        self, lease: Lease, prompt: Prompt
+    ) -> tuple[int, RoutingTarget | None, Slot | None]:
+        """Return the idle slot of another instance that holds most blocks of a prompt."""
+        best: tuple[int, RoutingTarget | None, Slot | None] = (0, None, None)
+        upstream = lease.upstream
+        if upstream.resumable_prompts or upstream.window_tokens:
+            return best
+        for run in self._prefix_index.with_files.values():
+            other = self._instances.get(run.name)
+            if other and run.name != upstream.name and run.cache_key == upstream.cache_key:
+                for slot in self._prefix_index.slot_maps[run.name].idle:
+                    blocks = shared_blocks(slot.content.blocks, prompt.blocks)
+                    if slot.conversation and blocks > best[0]:
+                        best = blocks, other, slot
+        return best
 
     def _left_behind(self, lease: Lease) -> Slot | None:
         """Return a slot of a draining instance that holds the conversation."""
@@ -423,6 +468,8 @@ def cache_contents(
 
 
 _ASSISTANT: Final = b"a"
+# A shorter wait for a beginning is not explained.
+_NOTED_S: Final = 0.05
 
 
 class CacheFindings:
@@ -476,6 +523,8 @@ class CacheFindings:
         )
         if own is not None and own < max(found.found, found.reusable):
             found = found._replace(own=own)
+        if lease.beginning_wait_s >= _NOTED_S:
+            found = found._replace(beginning_wait_ms=round(1000 * lease.beginning_wait_s, 1))
         if found.cause in OF_PLACE and not lease.restored:
             found = found.without_file(self._no_file(lease, known))
         recent = recent_prompt(request.request_id, run, prompt, reply, (now_s, tokens), client)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ def test_a_shared_prefix_is_computed_on_one_replica_and_restored_on_others(
     corral: CorralCli, slow_model: Path
 ) -> None:
     # Its prompts take so long that a file is worth reading, however slow the disk is.
-    corral.configure(SETTINGS.format(model=slow_model, replicas=2))
+    corral.configure(SETTINGS.format(model=slow_model, replicas=1))
     corral.ok("start")
     questions = (f"question {at}" for at in count())
     for asked in islice(questions, 3):
@@ -56,9 +57,31 @@ def test_a_shared_prefix_is_computed_on_one_replica_and_restored_on_others(
     (saved,) = corral.events("prefix.saved")
     assert saved["cached"] > 0.9 * saved["tokens"]
     until(lambda: saved["tokens"] in [slot["tokens"] for slot in corral.data("slots", "list")])
-    until(lambda: begin(corral, next(questions)) and len(tiers(corral)) == 2)
-    assert "disk" in tiers(corral).values()
-    corral.configure(SETTINGS.format(model=slow_model, replicas=3))
-    assert corral.data("reload")["added"] == ["chat.2"]
+    corral.configure(SETTINGS.format(model=slow_model, replicas=2))
+    assert corral.data("reload")["added"] == ["chat.1"]
     (filled,) = corral.events("slots.restored")
-    assert (filled["instance"], filled["tokens"]) == ("chat.2", saved["tokens"])
+    assert (filled["instance"], filled["tokens"]) == ("chat.1", saved["tokens"])
+    until(lambda: begin(corral, next(questions)) and len(tiers(corral)) == 2)
+    assert tiers(corral)["chat.1"] == "disk"
+
+
+def test_of_two_requests_at_once_one_computes_what_both_begin_with(
+    corral: CorralCli, slow_model: Path
+) -> None:
+    corral.configure(SETTINGS.format(model=slow_model, replicas=2))
+    corral.ok("start")
+    with ThreadPoolExecutor() as clients:
+        timings = list(clients.map(lambda asked: begin(corral, asked), ("one", "another")))
+    until(lambda: len(corral.events("request.finished")) == 2)
+    finished = corral.events("request.finished")
+    first, second = sorted(finished, key=lambda event: -event["prompt_tokens"])
+    assert first["cached_tokens"] < 0.1 * first["prompt_tokens"]
+    beginning = first["prompt_tokens"] - second["prompt_tokens"]
+    assert second["prompt_tokens"] < 0.1 * beginning
+    assert second["cache_tier"] == "disk"
+    # The first one found in its slot what it had computed before its own request.
+    assert all(timing["prompt_n"] < 0.1 * beginning for timing in timings)
+    (saved,) = corral.data("slots", "list")
+    assert 0.9 * beginning < saved["tokens"] < first["prompt_tokens"]
+    told = corral.data("explain", second["request"])
+    assert "for a request that computed the same beginning" in told["sentence"]

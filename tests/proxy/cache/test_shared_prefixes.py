@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from proxy.cache.prompt import BLOCK_BYTES, read_prompt
-from proxy.cache.shared_prefixes import SharedPrefix, SharedPrefixes
+from proxy.cache.shared_prefixes import BeginningUse, SharedPrefix, SharedPrefixes
 from proxy.upstream.endpoint_kinds import EndpointKind
 
 LONG = "be kind and brief " * 80
@@ -184,3 +184,33 @@ def test_what_was_seen_least_recently_is_forgotten_first() -> None:
     seen(new, chat("two"), openings=openings)
     assert seen(chat("three", old["messages"][0]), openings=openings) == [None]
     assert seen(chat("three"), openings=openings)[0]
+
+
+def test_beginnings_of_one_conversation_each_are_soon_expected_to_be_used_once() -> None:
+    use = BeginningUse()
+    expected = [use.note(beginning) for beginning in range(48)]
+    assert expected == sorted(expected, reverse=True)
+    assert expected[0] == 0.5
+    assert expected[-1] < 0.02
+    assert use.note(1) >= 0.5  # a second conversation has it
+
+
+def test_beginnings_of_many_conversations_are_expected_again() -> None:
+    use = BeginningUse()
+    for beginning in (1, 1, 2, 2, 1, 3, 3):
+        use.note(beginning)
+    assert use.note(4) > 0.8
+
+
+def test_a_beginning_is_all_before_the_first_message_of_the_user() -> None:
+    prompt = read_prompt(EndpointKind.CHAT, "chat", chat("one"))
+    other = read_prompt(EndpointKind.CHAT, "chat", chat("another one"))
+    assert prompt
+    assert other
+    blocks = prompt.beginning_blocks
+    assert blocks == len(LONG.encode()) // BLOCK_BYTES
+    assert prompt.blocks[:blocks] == other.blocks[:blocks]
+    later = [*chat("one")["messages"], {"role": "assistant", "content": "a"}, user("two")]
+    turn = read_prompt(EndpointKind.CHAT, "chat", {"messages": later})
+    assert turn
+    assert turn.beginning_blocks == 0

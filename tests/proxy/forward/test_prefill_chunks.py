@@ -13,6 +13,9 @@ import pytest
 from support.proxy_harness import ProxyHarness, until
 from support.upstream import Call
 
+from proxy.cache.fingerprint import ConversationFingerprint
+from proxy.cache.save_policy import Transfer
+
 TOKEN = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
 LONG = "words " * 400
 TOKENS = 400
@@ -32,6 +35,8 @@ class Engine:
     hangs: bool = False
     drops: int = 0
     n_ctx: int = TOKENS + 1
+    has_template: bool = True
+    is_dry: bool = False  # Its chunks are answered without figures.
     chunks: list[Mapping[str, Any]] = field(default_factory=list)
     refreshed: list[int] = field(default_factory=list)
     requests: list[Mapping[str, Any]] = field(default_factory=list)
@@ -45,9 +50,10 @@ class Engine:
         if path == "/slots":
             await _say(call, [{"is_processing": self._streams > 0, "n_ctx": self.n_ctx}])
         elif path == "/apply-template":
-            await _say(call, {"prompt": LONG})
+            contents = [message["content"] for message in body["messages"]]
+            await _say(call, {"prompt": " ".join(contents)} if self.has_template else {})
         elif path == "/tokenize":
-            await _say(call, {"tokens": list(range(TOKENS))})
+            await _say(call, {"tokens": [len(word) for word in body["content"].split()]})
         elif path == "/completion" and body["prompt"] == [[]]:
             self.refreshed.append(body["id_slot"])
             await _say(call, {})
@@ -79,7 +85,15 @@ class Engine:
         found = 0 if self.loses_cache else self._cached
         self._cached = count
         timings = {"cache_n": found, "prompt_n": count - found, "prompt_ms": (count - found) * 1.5}
-        await _say(call, {"id_slot": SLOT, "timings": timings}, self.status)
+        answer = {} if self.is_dry else {"id_slot": SLOT, "timings": timings}
+        if not body.get("stream"):
+            await _say(call, answer, self.status)
+            return
+        await call.begin_stream()
+        progress = {"total": count, "cache": found, "processed": count, "time_ms": 9}
+        for piece in ({"prompt_progress": progress}, answer):
+            await call.chunk(b"data: %s\n\n" % json.dumps(piece).encode())
+        await call.end()
 
 
 async def _say(call: Call, members: object, status: str = "200 OK") -> None:
@@ -241,3 +255,84 @@ async def test_another_request_does_not_take_the_slot_between_two_chunks(
 def leases(proxy: ProxyHarness) -> Sequence[Any]:
     instance = proxy.router.registry.get("chat.1")
     return instance.leases if instance else ()
+
+
+BEGUN = {"messages": [{"role": "system", "content": LONG}, {"role": "user", "content": "how so"}]}
+
+
+@dataclass
+class Storage:
+    """Saves slots, unless it `fails`."""
+
+    fails: bool = False
+    saved: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def may_save(self, _instance: str, _size_bytes: float, /) -> bool:
+        return True
+
+    async def save(
+        self, _instance: str, id_slot: int, tokens: int, fingerprint: ConversationFingerprint, /
+    ) -> Transfer | None:
+        assert not fingerprint.turn_hashes
+        self.saved.append((id_slot, tokens, len(fingerprint.blocks)))
+        return None if self.fails else Transfer(tokens, 1000 * tokens, 0.01)
+
+    async def restore(self, _instance: str, _slot: int, _name: str, /) -> Transfer | None:
+        return None
+
+
+async def begin(proxy: ProxyHarness, engine: Engine, storage: Storage) -> None:
+    """Admit two instances that can use each other's slot files."""
+    for name in ("chat.1", "chat.2"):
+        fake = await proxy.fake(engine.answer, name, is_admitted=False)
+        fake.says_slots = False
+        upstream = replace(
+            fake.upstream(slots=4), can_name_slots=True, cache_key="key", token_bytes=1000.0
+        )
+        proxy.router.admit(upstream, (), storage)
+
+
+async def test_a_beginning_is_computed_first_and_saved_and_the_request_goes_on_in_its_slot(
+    proxy: ProxyHarness,
+) -> None:
+    engine, storage = Engine(), Storage()
+    await begin(proxy, engine, storage)
+    assert await ask(proxy, **BEGUN, logprobs=True) == 200
+    assert sizes(engine.chunks) == [TOKENS]
+    blocks = len(LONG.strip()) // 64
+    assert storage.saved == [(SLOT, TOKENS, blocks)]
+    (request,) = engine.requests
+    assert (request["id_slot"], request["messages"]) == (SLOT, BEGUN["messages"])
+    await until(lambda: bool(proxy.events("request.finished")))
+    (finished,) = proxy.events("request.finished")
+    assert (finished["cached_tokens"], finished["prompt_tokens"]) == (0, TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("engine", "storage", "chunks"),
+    [
+        pytest.param(Engine(has_template=False), Storage(), 0, id="no tokens of the prompt"),
+        pytest.param(Engine(is_dry=True), Storage(), 1, id="an answer without figures"),
+        pytest.param(Engine(), Storage(fails=True), 1, id="no file"),
+        pytest.param(Engine(drops=1), Storage(), 2, id="a closed connection: one retry"),
+    ],
+)
+async def test_a_beginning_that_cannot_be_saved_costs_no_request(
+    proxy: ProxyHarness, engine: Engine, storage: Storage, chunks: int
+) -> None:
+    await begin(proxy, engine, storage)
+    assert await ask(proxy, **BEGUN, logprobs=True) == 200
+    assert len(engine.chunks) == chunks
+    assert len(engine.requests) == 1
+
+
+async def test_a_client_that_leaves_ends_its_beginning(proxy: ProxyHarness) -> None:
+    engine, storage = Engine(hangs=True), Storage()
+    await begin(proxy, engine, storage)
+    async with asyncio.TaskGroup() as group:
+        client = group.create_task(ask(proxy, **BEGUN))
+        await until(lambda: bool(engine.chunks))
+        client.cancel()
+        await engine.left.wait()
+        await until(lambda: not any(instance.leases for instance in proxy.router.instances()))
+    assert not storage.saved

@@ -81,6 +81,14 @@ def test_what_came_from_disk_is_told_and_its_restore_is_no_computing() -> None:
     assert explain({"cache": lost, **PHASES}).findings[0].cost_ms == 320.0
 
 
+def test_a_wait_for_another_request_is_told_with_what_it_saved() -> None:
+    cache = {"cause": "first_request", "tokens": 2654, "found": 2608, "reusable": 2608}
+    waited = {**cache, "tier": "disk", "restore_ms": 9.0, "beginning_wait_ms": 6700.0}
+    (found,) = explain({"cache": waited, "queued_ms": 6700.0, "duration_ms": 7500.0}).findings
+    assert "2608 of 2654 prompt tokens were on disk" in found.sentence
+    assert "waited 6.7 s for a request that computed the same beginning" in found.sentence
+
+
 def codes(error: type[ProxyError] = ProxyError) -> set[str]:
     return {error.code}.union(*map(codes, error.__subclasses__()))
 
