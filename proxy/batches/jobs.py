@@ -22,7 +22,7 @@ from prometheus_client import Metric
 from proxy.auth.api_keys import KEY
 from proxy.batches import rows
 from proxy.batches.database import Database
-from proxy.batches.line_runner import Access, JobReporter, Tools, owner_of
+from proxy.batches.line_runner import JobReporter, Tools, owner_of
 from proxy.batches.lines import LineSplitter
 from proxy.batches.own_requests import OwnRequests
 from proxy.batches.records import (
@@ -40,10 +40,10 @@ from proxy.batches.runner import Places, Runner, places_of
 from proxy.common.headers import RESPONSE_HEADERS
 from proxy.endpoints.feature import Core, Feature
 from proxy.errors import BadRequest, ProxyError, RequestTimeout, StorageFull, TooManyRequests
-from proxy.http.body import Bodies, read_members
+from proxy.http.body import read_members
 from proxy.http.forms import MALFORMED, boundary_of, form_error, is_form, plain_filename
 from proxy.http.middleware import PATH_ID, Routes, json_response
-from proxy.observe.record import InFlightRequest, ServerState
+from proxy.observe.record import InFlightRequest
 from proxy.request.request import client_of
 from proxy.settings import JobSettings
 
@@ -200,96 +200,6 @@ def check_ttl_s(anchor: object, seconds: object) -> int:
     return seconds
 
 
-_FILES_MAX: Final = 10_000  # as OpenAI's
-_UPLOADS_MAX: Final = 4
-_RETRY_AFTER_S: Final = 10
-
-
-class FilesEndpoint:
-    """Endpoints of files; a client sees only the files of its own API key."""
-
-    def __init__(
-        self, tools: Tools, runner: Runner, server_state: ServerState, body_timeout_s: float
-    ) -> None:
-        self._tools = tools
-        self._runner = runner
-        self._server_state = server_state
-        self._body_timeout_s = body_timeout_s
-
-    def add_routes(self, routes: Routes) -> None:
-        routes.add("/v1/files", get=self.list, post=self.create)
-        routes.add("/v1/files/{id}/content", get=self.content)
-        routes.add("/v1/files/{id}", get=self.show, delete=self.delete)
-
-    async def create(self, request: web.BaseRequest) -> web.Response:
-        uploading = self._runner.uploading
-        if len(uploading) >= _UPLOADS_MAX:
-            raise TooManyRequests(
-                f"{_UPLOADS_MAX} files are being uploaded; retry later", _RETRY_AFTER_S
-            )
-        upload = Upload(owner_of(request[KEY]), self._tools)
-        uploading.add(upload.id)
-        try:
-            with InFlightRequest(self._server_state.in_flight):
-                ttl_s = await read_upload(request, upload, self._body_timeout_s)
-                return json_response(file_object(await upload.finish(ttl_s)))
-        finally:
-            # An unfinished file is removed.
-            uploading.discard(upload.id)
-            self._runner.sweep_soon()
-
-    async def list(self, request: web.BaseRequest) -> web.Response:
-        limit, order = limit_of(request.query, _FILES_MAX, _FILES_MAX), order_of(request.query)
-        found = await self._tools.database.run(
-            rows.page_of_files,
-            owner_of(request[KEY]),
-            purpose=request.query.get("purpose"),
-            after=request.query.get("after"),
-            limit=limit,
-            order=order,
-        )
-        return json_response(page_object(found, [file_object(file) for file in found[:limit]]))
-
-    async def show(self, request: web.BaseRequest) -> web.Response:
-        return json_response(file_object(await self._find(request)))
-
-    async def delete(self, request: web.BaseRequest) -> web.Response:
-        owner, file_id = owner_of(request[KEY]), request[PATH_ID]
-        await self._tools.database.run(rows.delete_file, owner, file_id)
-        self._runner.sweep_soon()
-        return json_response({"id": file_id, "object": "file", "deleted": True})
-
-    async def content(self, request: web.BaseRequest) -> web.StreamResponse:
-        file = await self._find(request)
-        response = web.StreamResponse(headers=request[RESPONSE_HEADERS])
-        response.content_type = "application/jsonl"
-        response.content_length = file.size_bytes
-        await response.prepare(request)
-        if request.method != "HEAD":
-            await self._send(file, response, request)
-        return response
-
-    async def _send(
-        self, file: StoredFile, response: web.StreamResponse, request: web.BaseRequest
-    ) -> None:
-        """Send the lines; abort the connection if the file is deleted meanwhile."""
-        after = sent_bytes = 0
-        try:
-            while lines := await self._tools.database.run(rows.file_content, file, after):
-                after = lines[-1].number
-                piece = b"".join(line.data for line in lines)
-                sent_bytes += len(piece)
-                await response.write(piece)
-        except (ProxyError, ConnectionError):
-            sent_bytes = -1
-        if sent_bytes != file.size_bytes and request.transport is not None:
-            request.transport.abort()
-
-    async def _find(self, request: web.BaseRequest) -> StoredFile:
-        owner, file_id = owner_of(request[KEY]), request[PATH_ID]
-        return await self._tools.database.run(rows.find_file, owner, file_id)
-
-
 ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 _METADATA_MAX: Final = 16
 _METADATA_NAME_MAX: Final = 64
@@ -337,62 +247,17 @@ def _is_metadata(given: object) -> bool:
     )
 
 
+_FILES_MAX: Final = 10_000  # as OpenAI's
+_UPLOADS_MAX: Final = 4
+_RETRY_AFTER_S: Final = 10
 _LIST_DEFAULT: Final = 20  # both as OpenAI's
 _LIST_MAX: Final = 100
-
-
-class BatchesEndpoint:
-    """Endpoints of batches; a client sees only the batches of its own API key."""
-
-    def __init__(self, tools: Tools, runner: Runner, bodies: Bodies) -> None:
-        self._tools = tools
-        self._runner = runner
-        self._bodies = bodies
-
-    def add_routes(self, routes: Routes) -> None:
-        routes.add("/v1/batches", get=self.list, post=self.create)
-        routes.add("/v1/batches/{id}/cancel", post=self.cancel)
-        routes.add("/v1/batches/{id}", get=self.show)
-
-    async def create(self, request: web.BaseRequest) -> web.Response:
-        with self._bodies.share(client_of(request)) as share:
-            new = new_batch(await read_members(request, share))
-        owner, now, most = owner_of(request[KEY]), self._tools.now(), self._tools.settings.max_jobs
-        batch = await self._tools.database.run(
-            rows.create_batch, owner, *new, now=now, max_jobs=most
-        )
-        self._runner.wake()
-        return json_response(self._object(batch))
-
-    async def show(self, request: web.BaseRequest) -> web.Response:
-        owner, batch_id = owner_of(request[KEY]), request[PATH_ID]
-        batch = await self._tools.database.run(rows.find_batch, owner, batch_id)
-        return json_response(self._object(batch))
-
-    async def list(self, request: web.BaseRequest) -> web.Response:
-        limit = limit_of(request.query, _LIST_DEFAULT, _LIST_MAX)
-        owner, after = owner_of(request[KEY]), request.query.get("after")
-        found = await self._tools.database.run(rows.page_of_batches, owner, after, limit)
-        return json_response(page_object(found, [self._object(batch) for batch in found[:limit]]))
-
-    async def cancel(self, request: web.BaseRequest) -> web.Response:
-        owner, batch_id, now = owner_of(request[KEY]), request[PATH_ID], self._tools.now()
-        batch = await self._tools.database.run(rows.cancel_batch, owner, batch_id, now)
-        self._runner.cancel(batch_id)
-        return json_response(self._object(batch))
-
-    def _object(self, batch: Batch) -> dict[str, object]:
-        wait_reason = self._tools.reporter.wait_reason(batch)
-        return batch_object(batch, self._tools.database.failure or wait_reason)
-
-
-_FILE_NAME: Final = "jobs.sqlite"
 
 
 class Jobs(Feature):
     """Files and batches: the endpoints, and the task that computes batches.
 
-    `directory` is private.
+    A client sees only the files and batches of its own API key. `directory` is private.
     """
 
     def __init__(
@@ -401,21 +266,25 @@ class Jobs(Feature):
         self._core = core
         self._reporter = JobReporter(core.metrics.emit)
         self._database = Database(
-            directory / _FILE_NAME, settings.total_bytes, self._reporter.note_pause
+            directory / "jobs.sqlite", settings.total_bytes, self._reporter.note_pause
         )
         self._tools = Tools(
             database=self._database,
             requests=requests,
-            access=Access(core.keys, core.loader),
+            keys=core.keys,
+            loader=core.loader,
             settings=settings,
             reporter=self._reporter,
         )
         self._runner = Runner(Places(self._places_of), self._tools, core.settings)
 
     def add_routes(self, routes: Routes) -> None:
-        server_state, timeout_s = self._core.server_state, self._core.settings.body_timeout_s
-        FilesEndpoint(self._tools, self._runner, server_state, timeout_s).add_routes(routes)
-        BatchesEndpoint(self._tools, self._runner, self._core.bodies).add_routes(routes)
+        routes.add("/v1/files", get=self.list_files, post=self.upload)
+        routes.add("/v1/files/{id}/content", get=self.file_content)
+        routes.add("/v1/files/{id}", get=self.show_file, delete=self.delete_file)
+        routes.add("/v1/batches", get=self.list_batches, post=self.create_batch)
+        routes.add("/v1/batches/{id}/cancel", post=self.cancel_batch)
+        routes.add("/v1/batches/{id}", get=self.show_batch)
 
     async def run(self) -> None:
         """Compute batches until cancelled; lines in flight then return to their batches."""
@@ -431,3 +300,106 @@ class Jobs(Feature):
         # Not from `names`, whose slots date from the last change of the names.
         slots = next((info.slots for info in self._core.loader.models() if info.id == model), 0)
         return places_of(slots, self._tools.settings)
+
+    # Files.
+
+    async def upload(self, request: web.BaseRequest) -> web.Response:
+        uploading = self._runner.uploading
+        if len(uploading) >= _UPLOADS_MAX:
+            raise TooManyRequests(
+                f"{_UPLOADS_MAX} files are being uploaded; retry later", _RETRY_AFTER_S
+            )
+        upload = Upload(owner_of(request[KEY]), self._tools)
+        uploading.add(upload.id)
+        try:
+            with InFlightRequest(self._core.server_state.in_flight):
+                ttl_s = await read_upload(request, upload, self._core.settings.body_timeout_s)
+                return json_response(file_object(await upload.finish(ttl_s)))
+        finally:
+            # An unfinished file is removed.
+            uploading.discard(upload.id)
+            self._runner.sweep_soon()
+
+    async def list_files(self, request: web.BaseRequest) -> web.Response:
+        limit, order = limit_of(request.query, _FILES_MAX, _FILES_MAX), order_of(request.query)
+        found = await self._tools.database.run(
+            rows.page_of_files,
+            owner_of(request[KEY]),
+            purpose=request.query.get("purpose"),
+            after=request.query.get("after"),
+            limit=limit,
+            order=order,
+        )
+        return json_response(page_object(found, [file_object(file) for file in found[:limit]]))
+
+    async def show_file(self, request: web.BaseRequest) -> web.Response:
+        return json_response(file_object(await self._file_of(request)))
+
+    async def delete_file(self, request: web.BaseRequest) -> web.Response:
+        owner, file_id = owner_of(request[KEY]), request[PATH_ID]
+        await self._tools.database.run(rows.delete_file, owner, file_id)
+        self._runner.sweep_soon()
+        return json_response({"id": file_id, "object": "file", "deleted": True})
+
+    async def file_content(self, request: web.BaseRequest) -> web.StreamResponse:
+        file = await self._file_of(request)
+        response = web.StreamResponse(headers=request[RESPONSE_HEADERS])
+        response.content_type = "application/jsonl"
+        response.content_length = file.size_bytes
+        await response.prepare(request)
+        if request.method != "HEAD":
+            await self._send_lines(file, response, request)
+        return response
+
+    async def _send_lines(
+        self, file: StoredFile, response: web.StreamResponse, request: web.BaseRequest
+    ) -> None:
+        """Send the lines; abort the connection if the file is deleted meanwhile."""
+        after = sent_bytes = 0
+        try:
+            while lines := await self._tools.database.run(rows.file_content, file, after):
+                after = lines[-1].number
+                piece = b"".join(line.data for line in lines)
+                sent_bytes += len(piece)
+                await response.write(piece)
+        except (ProxyError, ConnectionError):
+            sent_bytes = -1
+        if sent_bytes != file.size_bytes and request.transport is not None:
+            request.transport.abort()
+
+    async def _file_of(self, request: web.BaseRequest) -> StoredFile:
+        owner, file_id = owner_of(request[KEY]), request[PATH_ID]
+        return await self._tools.database.run(rows.find_file, owner, file_id)
+
+    # Batches.
+
+    async def create_batch(self, request: web.BaseRequest) -> web.Response:
+        with self._core.bodies.share(client_of(request)) as share:
+            new = new_batch(await read_members(request, share))
+        owner, now, most = owner_of(request[KEY]), self._tools.now(), self._tools.settings.max_jobs
+        batch = await self._tools.database.run(
+            rows.create_batch, owner, *new, now=now, max_jobs=most
+        )
+        self._runner.wake()
+        return json_response(self._shown(batch))
+
+    async def show_batch(self, request: web.BaseRequest) -> web.Response:
+        owner, batch_id = owner_of(request[KEY]), request[PATH_ID]
+        batch = await self._tools.database.run(rows.find_batch, owner, batch_id)
+        return json_response(self._shown(batch))
+
+    async def list_batches(self, request: web.BaseRequest) -> web.Response:
+        limit = limit_of(request.query, _LIST_DEFAULT, _LIST_MAX)
+        owner, after = owner_of(request[KEY]), request.query.get("after")
+        found = await self._tools.database.run(rows.page_of_batches, owner, after, limit)
+        return json_response(page_object(found, [self._shown(batch) for batch in found[:limit]]))
+
+    async def cancel_batch(self, request: web.BaseRequest) -> web.Response:
+        owner, batch_id, now = owner_of(request[KEY]), request[PATH_ID], self._tools.now()
+        batch = await self._tools.database.run(rows.cancel_batch, owner, batch_id, now)
+        self._runner.cancel(batch_id)
+        return json_response(self._shown(batch))
+
+    def _shown(self, batch: Batch) -> dict[str, object]:
+        wait_reason = self._tools.reporter.wait_reason(batch)
+        return batch_object(batch, self._tools.database.failure or wait_reason)

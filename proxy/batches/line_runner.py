@@ -6,7 +6,7 @@ reached a limit, all lines of its batch wait, but no lines of other keys. A line
 instance is tried a few times. An error that the client could fix is the line's result at once, and
 so is a request that crashed engines twice (422).
 
-`Tools` holds everything that the parts of this package share: access of the owner, events and
+`Tools` holds everything that the parts of this package share: models of the owner, events and
 figures, database.
 """
 
@@ -48,22 +48,6 @@ _NOBODY = "jobs"  # the client of batches without a key, for fairness between cl
 
 def owner_of(key: Key | None) -> str:
     return key.name if key else ""
-
-
-class Access:
-    """The owners of batches: names of API keys, or "" if no key is needed."""
-
-    def __init__(self, keys: ApiKeys, loader: ModelLoader) -> None:
-        self._keys = keys
-        self._loader = loader
-
-    def names(self, owner: str) -> ModelNames | None:
-        """Return the models that an owner may use; None if its required key is gone."""
-        names = self._loader.names()
-        if not self._keys.are_needed:
-            return names
-        key = self._keys.find_key(owner)
-        return names.visible(key.models) if key else None
 
 
 class JobReporter:
@@ -171,11 +155,20 @@ class Tools:
 
     database: Database
     requests: OwnRequests
-    access: Access
+    keys: ApiKeys
+    loader: ModelLoader
     settings: JobSettings
     reporter: JobReporter
     now: Callable[[], int] = lambda: int(datetime.now(tz=UTC).timestamp())
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
+
+    def names_of(self, owner: str) -> ModelNames | None:
+        """Return the models that an owner may use; None if its required key is gone."""
+        names = self.loader.names()
+        if not self.keys.are_needed:
+            return names
+        key = self.keys.find_key(owner)
+        return names.visible(key.models) if key else None
 
 
 Pause = Callable[[float], Awaitable[object]]
@@ -208,7 +201,7 @@ async def _final_answer(
 ) -> OwnAnswer:
     failures = waits = 0
     while True:
-        names = tools.access.names(batch.owner)
+        names = tools.names_of(batch.owner)
         if names is None:
             raise KeyGone
         answer = await tools.requests.answer(

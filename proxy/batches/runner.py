@@ -146,7 +146,7 @@ class Job:
                 self._is_cancelled = True
 
     async def _validate(self) -> None:
-        names = self._tools.access.names(self._batch.owner)
+        names = self._tools.names_of(self._batch.owner)
         if names is None:
             self._is_cancelled = True
             return
@@ -193,7 +193,7 @@ class Job:
 
     def _model(self, request: RequestLine) -> str:
         """Return the model of a line; empty if its owner may not use it."""
-        names = self._tools.access.names(self._batch.owner)
+        names = self._tools.names_of(self._batch.owner)
         if names is None:
             raise KeyGone
         try:

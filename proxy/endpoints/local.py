@@ -246,10 +246,8 @@ class LocalEndpoints(Feature):
         return [slot for slot in listed if name in {None, slot["instance"]}]
 
     async def overview(self, request: web.BaseRequest) -> web.Response:
-        model_infos, passes = (
-            self._models_of_query(request),
-            await self._core.metrics.passes(self._router),
-        )
+        model_infos = self._models_of_query(request)
+        passes = await self._core.metrics.passes(self._router)
         instances, queues = self._router.instances(), self._router.queues.stats()
         return json_response(overview(instances, queues, model_infos, time.monotonic(), passes))
 

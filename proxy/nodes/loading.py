@@ -79,9 +79,6 @@ class RemoteLoading:
         self._locks: dict[str, asyncio.Lock] = {}
         self._asked_until_s: dict[tuple[str, str], float] = {}
 
-    def has_loadable(self, model: str) -> bool:
-        return bool(self._loadable(model))
-
     async def load(self, model: str) -> None:
         """Return once an instance of a model is admitted; the caller has a deadline.
 
@@ -92,7 +89,7 @@ class RemoteLoading:
                 if not self._is_loading(model):
                     await self._ask_one(model)
                 await asyncio.sleep(self._nodes.times.loading_poll_s)
-                for monitor, _ in self._loadable(model):
+                for monitor, _ in self.loadable(model):
                     monitor.poll_now()
 
     async def serve(self) -> None:
@@ -121,7 +118,7 @@ class RemoteLoading:
             self._nodes.emit("node.load_refused", node=node, model=remote_id, reason=reason)
         reasons = [
             f"{monitor.node.name}: {self._refusals.reason(monitor.node.name, remote_model.id)}"
-            for monitor, remote_model in self._loadable(model)
+            for monitor, remote_model in self.loadable(model)
         ]
         raise Unavailable(
             f"{model} is unavailable: {'; '.join(reasons) or 'no node loads it'}", _RETRY_AFTER_S
@@ -147,10 +144,11 @@ class RemoteLoading:
         return any(
             remote_model.state == "loading"
             or self._asked_until_s.get((monitor.node.name, remote_model.id), 0.0) > now_s
-            for monitor, remote_model in self._loadable(model)
+            for monitor, remote_model in self.loadable(model)
         )
 
-    def _loadable(self, model: str) -> list[tuple[NodeMonitor, RemoteModel]]:
+    def loadable(self, model: str) -> list[tuple[NodeMonitor, RemoteModel]]:
+        """Return the nodes that could load a model, each with its model there."""
         return [(monitor, found) for monitor, found, here in self._all_loadable() if here == model]
 
     def _all_loadable(self) -> Iterator[tuple[NodeMonitor, RemoteModel, str]]:
@@ -165,7 +163,7 @@ class RemoteLoading:
         """Return the nodes that may be asked now, the least busy first."""
         found = [
             (monitor, remote_model)
-            for monitor, remote_model in self._loadable(model)
+            for monitor, remote_model in self.loadable(model)
             if remote_model.state == "unloaded"
             and self._refusals.reason(monitor.node.name, remote_model.id) is None
         ]

@@ -296,7 +296,7 @@ class Nodes:
         on_load()
         for monitor in monitors:
             await monitor.checked.wait()
-        if self._loading.has_loadable(model):
+        if self._loading.loadable(model):
             await self._loading.load(model)
         if not self._router.serves(model):
             problems = "; ".join(f"{model.node.name}: {model.problem}" for model in monitors)

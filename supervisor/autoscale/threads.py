@@ -22,7 +22,7 @@ from supervisor.autoscale.slots import Change, ModelView
 from supervisor.engine.orphans import is_in_use
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.launches import ReplicaId
-from supervisor.plan.auto import fastest_count, known_speeds
+from supervisor.plan.auto import count_of, fastest_count, known_speeds
 from supervisor.plan.plan import Plan
 from supervisor.plan.setting import Setting
 from supervisor.system import machine
@@ -207,9 +207,9 @@ def _reason(inputs: ThreadsInputs, count: int, claims: _Claims | None) -> str:
         if inputs.speeds and count == _threads_alone(inputs):
             found = ["measured fastest"]
         why = " and ".join(found) or "the machine was not observed for long enough to change it"
-        return f"{count} of {_count_text(machine.decode_cores, kind)}: {why}"
+        return f"{count} of {count_of(machine.decode_cores, kind)}: {why}"
     why = " and ".join(found) or "the machine is idle otherwise"
-    return f"{_count_text(machine.decode_cores, kind)}, {why}"
+    return f"{count_of(machine.decode_cores, kind)}, {why}"
 
 
 def _texts(claims: _Claims | None) -> Iterable[str]:
@@ -217,10 +217,6 @@ def _texts(claims: _Claims | None) -> Iterable[str]:
         yield f"other programs take {claims.others_cores:.1f} cores"
     if claims and claims.instances > 1:
         yield f"{claims.instances} instances compute at the same time"
-
-
-def _count_text(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 THREADS = "threads"

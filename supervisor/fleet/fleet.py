@@ -205,7 +205,7 @@ class Fleet:
     def add_beside(self, old: Replica, planner: LaunchPlanner) -> Replica:
         """Make a replica that will replace `old`, which serves meanwhile."""
         replica = self._make(old.place, planner)
-        self.models[old.place.model].add_replacement(replica)
+        self.models[old.place.model].replacements += (replica,)
         return replica
 
     def replace(self, old: Replica, new: Replica) -> None:

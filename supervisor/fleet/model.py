@@ -258,13 +258,10 @@ class Model:
         self.replacements = tuple(replica for replica in self.replacements if replica is not new)
         self.replicas = tuple(sorted([*others, new], key=lambda replica: replica.place))
 
-    def add_replacement(self, replica: Replica) -> None:
-        self.replacements = (*self.replacements, replica)
-
     def retire(self, replica: Replica) -> None:
         self.replicas = tuple(other for other in self.replicas if other is not replica)
         self.replacements = tuple(other for other in self.replacements if other is not replica)
-        self.retiring = (*self.retiring, replica)
+        self.retiring += (replica,)
 
     def forget(self, replica: Replica) -> None:
         self.retiring = tuple(other for other in self.retiring if other is not replica)

@@ -87,10 +87,8 @@ def _hub_error(answer: httpx2.Response, repo: str, what: str, page: str) -> erro
     if code not in _ERRORS:
         code = "bad token" if status == 401 and has_token else "denied"
         code = {404: "RepoNotFound", 401: code, 403: code}.get(status, "other")
-    access, private = (
-        f", then set HF_TOKEN to a token from {_TOKENS}",
-        "if it is private, set HF_TOKEN",
-    )
+    access = f", then set HF_TOKEN to a token from {_TOKENS}"
+    private = "if it is private, set HF_TOKEN"
     if has_token:
         access = "; the account of your token has no access yet"
         private = "your token has no access to it if it is private"

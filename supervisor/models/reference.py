@@ -54,10 +54,8 @@ class UrlReference:
     @property
     def shards(self) -> tuple[UrlReference, ...]:
         """All shards of the model, or only itself if the model is not split."""
-        found, (head, _, tail) = (
-            file_names.parse_file_name(self.name),
-            self.url.rpartition(self.name),
-        )
+        found = file_names.parse_file_name(self.name)
+        head, _, tail = self.url.rpartition(self.name)
         if found is None or not 1 < found.shards <= _SHARDS_MAX or not head:
             return (self,)
         names = [

@@ -187,8 +187,8 @@ def _threads_batch(inputs: PlanInputs, chosen: Chosen) -> Setting:
 
 def _fastest(inputs: PlanInputs, speeds: Mapping[int, float], what: str) -> Setting:
     cores, untried = inputs.cores, inputs.untried_threads
-    shared = _count_of(inputs.machine.decode_cores, inputs.machine.decode_core_kind)
-    shared += f" for {_count_of(inputs.instances, 'instance')}"
+    shared = count_of(inputs.machine.decode_cores, inputs.machine.decode_core_kind)
+    shared += f" for {count_of(inputs.instances, 'instance')}"
     if untried:
         return Setting(untried, "machine", f"{shared}; speeds are measured at the first start")
     count = fastest_count(speeds, cores)
@@ -250,7 +250,7 @@ def _cache_type(inputs: PlanInputs, chosen: Chosen) -> Setting:
 def _ctx_size(inputs: PlanInputs, chosen: Chosen) -> Setting:
     count = cache_count(chosen)
     if each := inputs.ctx_each:
-        reason = f"max_context_length: {_count_of(count, 'slot')}, {each} tokens per slot"
+        reason = f"max_context_length: {count_of(count, 'slot')}, {each} tokens per slot"
         return Setting(each * count, BATCHING, reason)
     if (per_slot := chosen.get("kv-unified-per-slot")) and count < slots(chosen):
         each = positive("kv-unified-per-slot", per_slot)
@@ -265,7 +265,7 @@ def _ctx_size(inputs: PlanInputs, chosen: Chosen) -> Setting:
         reason, origin = f"{wanted} tokens per slot, the model's training context", "gguf"
     else:
         reason, origin = f"{wanted} tokens per slot", CORRAL
-    return Setting(fitting * count, origin, f"{_count_of(count, 'slot')}, {reason}")
+    return Setting(fitting * count, origin, f"{count_of(count, 'slot')}, {reason}")
 
 
 def _holds(inputs: PlanInputs, chosen: Chosen, ctx: int) -> bool:
@@ -322,7 +322,7 @@ def _spec_type(inputs: PlanInputs, chosen: Chosen) -> Setting:
     return Setting("ngram-mod", CORRAL, reason)
 
 
-def _count_of(count: int, noun: str) -> str:
+def count_of(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 

@@ -13,7 +13,7 @@ from support.proxy_harness import FakeLoader
 from proxy.auth.api_keys import ApiKeys
 from proxy.batches import rows
 from proxy.batches.database import Database
-from proxy.batches.line_runner import Access, JobReporter, Tools
+from proxy.batches.line_runner import JobReporter, Tools
 from proxy.batches.own_requests import OwnAnswer, OwnRequests
 from proxy.batches.records import Batch, StoredFile
 from proxy.batches.runner import Job, Places
@@ -97,7 +97,8 @@ class JobsHarness:
         self.tools = Tools(
             database=self.database,
             requests=cast("OwnRequests", self.requests),
-            access=Access(self.keys, self.loader),
+            keys=self.keys,
+            loader=self.loader,
             settings=self.settings,
             reporter=self.reporter,
             now=lambda: self.now,

@@ -266,8 +266,8 @@ async def test_a_line_may_use_the_models_that_its_key_may_use_at_present(tmp_pat
     assert [info.id for info in jobs.requests.names[0].model_infos] == ["chat"]
 
     path.write_text(KEYS.format(model="other"))
-    assert jobs.tools.access.names("me") is not None
-    assert jobs.tools.access.names("me").model_infos == ()  # type: ignore[union-attr]
+    assert jobs.tools.names_of("me") is not None
+    assert jobs.tools.names_of("me").model_infos == ()  # type: ignore[union-attr]
     await jobs.close()
 
 
