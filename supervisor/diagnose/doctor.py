@@ -242,13 +242,10 @@ def _findings(loaded: Loaded, where: Directories, here: Machine) -> Iterator[Fin
 
 
 def _system_finding(here: Machine) -> Finding:
+    versions = f"llama-corral {__version__}, Python {platform.python_version()}"
     system = f"{platform.system()} {platform.release()} {platform.machine()}"
-    return Finding(
-        "system",
-        "ok",
-        f"llama-corral {__version__}, Python {platform.python_version()}, {system}, "
-        f"{describe_cores(here)}, {size(here.memory_bytes)}",
-    )
+    hardware = f"{describe_cores(here)}, {size(here.memory_bytes)}"
+    return Finding("system", "ok", f"{versions}, {system}, {hardware}")
 
 
 def describe_cores(here: Machine) -> str:

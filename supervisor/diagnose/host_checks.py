@@ -96,11 +96,10 @@ def check_engine(engine: Engine) -> Iterator[Finding]:
 
 def _devices(engine: Engine) -> str:
     found = [
-        f"{device.name}: {device.description}"
-        + (f", {device.total_mib} MiB" if device.total_mib else "")
-        for device in engine.devices
+        (f"{device.name}: {device.description}", device.total_mib) for device in engine.devices
     ]
-    return "; ".join(found) or "none; layers run on the CPU"
+    shown = (f"{text}, {mib} MiB" if mib else text for text, mib in found)
+    return "; ".join(shown) or "none; layers run on the CPU"
 
 
 def check_hooks(loaded: Loaded) -> Iterator[Finding]:
@@ -108,13 +107,10 @@ def check_hooks(loaded: Loaded) -> Iterator[Finding]:
     for hook in get_args(HookName):
         event = example(hook, datetime.now(tz=UTC), "chat", "node")
         commands = loaded.settings.hooks.commands(hook)
-        problems = [
-            missing_program(hook_command(command, event, directory)) for command in commands
-        ]
-        if problem := next(filter(None, problems), None):
-            yield Finding(
-                f"hook {hook}", "fail", problem, f"set hooks.{hook} to a program that exists"
-            )
+        found = (missing_program(hook_command(words, event, directory)) for words in commands)
+        if problem := next(filter(None, found), None):
+            fix = f"set hooks.{hook} to a program that exists"
+            yield Finding(f"hook {hook}", "fail", problem, fix)
         elif commands:
             programs = ", ".join(words[0] for words in commands)
             fix = f"`corral hooks test {hook}` tries it"
@@ -205,12 +201,9 @@ def check_memlock(machine: Machine, wanted_bytes: int) -> Finding:
     text = "no limit" if allowed is None else f"{allowed >> 20} MiB may be locked"
     if allowed is None or wanted_bytes <= allowed:
         return Finding("locked memory", "ok", text)
-    return Finding(
-        "locked memory",
-        "warn",
-        f"{text}, but load-mode mlock needs {wanted_bytes >> 20} MiB, so it is left out",
-        "ulimit -l unlimited, or LimitMEMLOCK=infinity in the unit",
-    )
+    text += f", but load-mode mlock needs {wanted_bytes >> 20} MiB, so it is left out"
+    fix = "ulimit -l unlimited, or LimitMEMLOCK=infinity in the unit"
+    return Finding("locked memory", "warn", text, fix)
 
 
 def check_address(listen: str, daemon_url: str | None) -> Finding:
@@ -267,17 +260,11 @@ def check_directory(name: str, path: Path, *, is_private: bool) -> Finding:
         return Finding(name, "fail", f"{path}: {error.strerror}", _FIX_DIRECTORY)
     if fault := _fault(path, found, is_private=is_private):
         return Finding(name, "fail", f"{path} {fault}", _FIX_DIRECTORY)
-    if fix := _fix_mode(path, is_private=is_private):
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & (0o077 if is_private else 0o022):
+        fix = f"chmod {'700' if is_private else 'go-w'} {path}"
         return Finding(name, "warn", f"{path} is open to others", fix)
     return Finding(name, "ok", str(path))
-
-
-def _fix_mode(path: Path, *, is_private: bool) -> str | None:
-    """Return the command that closes a directory to others, if it is open."""
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if is_private and mode & 0o077:
-        return f"chmod 700 {path}"
-    return f"chmod go-w {path}" if mode & 0o022 else None
 
 
 def _fault(path: Path, found: os.stat_result, *, is_private: bool) -> str | None:
@@ -295,12 +282,9 @@ def check_leftovers(where: Directories, *, is_running: bool) -> Finding:
         return Finding("leftovers", "ok", "not checked while the daemon runs")
     owner = read_owner(where.state_file)
     if owner and owner.is_alive():
-        return Finding(
-            "leftovers",
-            "fail",
-            f"the daemon (pid {owner.pid}) runs but does not answer",
-            f"corral logs shows what it did last; kill {owner.pid} stops it",
-        )
+        fix = f"corral logs shows what it did last; kill {owner.pid} stops it"
+        text = f"the daemon (pid {owner.pid}) runs but does not answer"
+        return Finding("leftovers", "fail", text, fix)
     files = [where.state_file, *sorted(where.runtime.glob("*.sock"))]
     left = [path.name for path in files if path.exists()]
     if not left:

@@ -51,6 +51,10 @@ _TYPE: Final = re.compile(r"\[key\]|constrained-[a-z]+|[a-z-]+\[.*\]", re.DOTALL
 
 # A key, the error there, whose text begins with the key, and advice.
 Problem = tuple[tuple[str, ...], str, str]
+_KEEP_ONE: Final = (
+    "keep one of them; max_context_length counts tokens of one slot, ctx-size those of all slots "
+    "together"
+)
 _READ_AGAIN: Final = "corral config check reads it again"
 
 
@@ -142,36 +146,25 @@ def _fallbacks_of_nodes(settings: Settings) -> Iterator[Problem]:
     """Yield entries of `[proxy.fallback]`, which is for models of nodes, for other models."""
     known = all_names(settings.models)
     for name in settings.proxy.fallback:
-        key, shown = (("proxy", "fallback", name), f"proxy.fallback.{brief(name, quoted=False)}")
         if name in known:
-            yield (
-                key,
-                f"{shown}: this machine has a model of that name",
-                "set fallback of that model under [models.NAME]",
-            )
+            problem = "this machine has a model of that name"
+            hint = "set fallback of that model under [models.NAME]"
         elif not settings.nodes:
-            yield (
-                key,
-                f"{shown}: there are no nodes, and no model is named so",
-                "add the node that has it as [nodes.NAME], or remove the line",
-            )
+            problem = "there are no nodes, and no model is named so"
+            hint = "add the node that has it as [nodes.NAME], or remove the line"
+        else:
+            continue
+        key = ("proxy", "fallback", name)
+        yield key, f"proxy.fallback.{brief(name, quoted=False)}: {problem}", hint
 
 
 def batching_conflicts(models: Mapping[str, ModelSettings]) -> Iterator[Problem]:
     """Yield options that both `batching` and `flags` of a model set."""
     for name, model in models.items():
         for key, flag in model.batching.conflicts(model.flags):
-            yield (
-                ("models", name, "batching", key),
-                (
-                    f"models.{name}: batching.{key} and flags.{brief(flag, quoted=False)} set the "
-                    "same option of llama-server"
-                ),
-                (
-                    "keep one of them; max_context_length counts tokens of one slot, ctx-size "
-                    "those of all slots together"
-                ),
-            )
+            both = f"batching.{key} and flags.{brief(flag, quoted=False)}"
+            text = f"models.{name}: {both} set the same option of llama-server"
+            yield ("models", name, "batching", key), text, _KEEP_ONE
 
 
 def _workers(settings: Settings) -> Iterator[Problem]:
