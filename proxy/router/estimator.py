@@ -18,7 +18,7 @@ import asyncio
 import math
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -38,9 +38,12 @@ from proxy.request.request import ProxyRequest
 from proxy.router.lease import Clock, RoutingTarget
 from proxy.router.model_queue import ModelQueue
 from proxy.router.queue import QueuedRequest, queue_entry
+from proxy.router.registry import InstanceSets
 from proxy.router.router import Router
 from proxy.upstream.upstream import Rates, Timings
 
+# Of the numbers of cached tokens of a prompt, so many are looked at.
+_LEVELS_MAX: Final = 4
 _LATEST_MAX: Final = 32
 _MIN: Final = 8
 _LEVELS: Final = 5
@@ -201,16 +204,15 @@ class Estimator:
             request = router.as_client_knows(request)
         queue, is_loaded = router.queues[model], router.serves(model)
         load = self._loader.load_forecast(model) if self._loader and not is_loaded else None
-        answering = router.registry.of_model(model).answering
-        instances = [instance for instance in answering if instance.may_take(request)]
+        sets = router.registry.of_model(model).sets
+        admissible = _admissible(request, sets)
         queued = queue_entry(request, (), self._clock())
-        used = sum(len(instance.leases) for instance in instances)
-        slots = sum(instance.upstream.slots for instance in instances)
+        used, slots = sets.usage(admissible)
         slots = load.instances * load.slots if load else slots
         # Those before it that wait for a slot which is in use now; below 0: it finds a free slot.
         before = queue.place(queued) - max(0, slots - used)
         queue_s = queue.times.wait_s(before, slots) if before >= 0 else 0.0
-        instance, cached, queue_s = self._soonest(queue, queued, instances, queue_s)
+        instance, cached, queue_s = self._soonest(queue, queued, sets, admissible, queue_s)
         length = PromptLength(request.prompt.tokens if request.prompt else 1, cached)
         name = instance.upstream.name if instance else f"{model}.0" if load else None
         found = Estimate(
@@ -235,18 +237,27 @@ class Estimator:
         self,
         queue: ModelQueue,
         queued: QueuedRequest,
-        instances: Sequence[RoutingTarget],
+        sets: InstanceSets,
+        admissible: int,
         queue_s: float,
     ) -> tuple[RoutingTarget | None, int, float]:
         """Return the instance with the first token, its cached tokens, and the wait for its slot.
 
+        Of many instances a few are compared: with most of the prompt cached, and of these and of
+        all, the least loaded, those with a free slot, and the fastest.
+
         Args:
+            admissible: The instances that may take the request.
             queue_s: The wait for any slot.
         """
         prompt, cache, found = queued.request.prompt, self._router.cache, []
         hint = cache.look_up(prompt, queued.session)
-        held = cache.held_tokens(prompt) if prompt else ()
-        for instance in instances:
+        held = cache.held_tokens(prompt) if prompt else []
+        some = sets.bits_of({hint.owner}) & admissible if hint.owner else 0
+        holders = [held_by for _, held_by in (*held[-_LEVELS_MAX:], *hint.cached[:_LEVELS_MAX])]
+        for group in (*holders, -1):
+            some |= sets.few(admissible & group)
+        for instance in sets.members(some):
             parts = (tokens for tokens, holders in held if holders & instance.bit)
             wait_s, cached = queue_s, max(parts, default=0)
             if instance.upstream.node:
@@ -329,6 +340,13 @@ class Estimator:
             buckets = list(zip(edges, accumulate(histogram.counts), strict=True))
             family.add_metric((model,), buckets, histogram.total)
         yield family
+
+
+def _admissible(request: ProxyRequest, sets: InstanceSets) -> int:
+    """Return the instances that may take a request."""
+    if request.remote_variant or request.adapter:
+        return sum(instance.bit for instance in sets.instances if instance.may_take(request))
+    return sets.local if request.is_from_proxy else sets.all
 
 
 def _rates(instance: RoutingTarget | None, queue: ModelQueue) -> Rates | None:

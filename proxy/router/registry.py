@@ -18,6 +18,7 @@ from bisect import bisect_left, insort
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Final
 
 from proxy.common.background_tasks import persist
@@ -99,6 +100,14 @@ class InstanceSets:
             for (in_use, slots), members in self._by_use.items()
         )
 
+    def usage(self, some: int) -> tuple[int, int]:
+        """Return how many slots these instances have in use, and how many in all."""
+        used = total = 0
+        for (in_use, slots), members in self._by_use.items():
+            count = (some & members).bit_count()
+            used, total = used + in_use * count, total + slots * count
+        return used, total
+
     def least_loaded(self, some: int) -> int:
         """Return the instances with the smallest share of slots in use, relative to weight."""
         return least(
@@ -120,6 +129,16 @@ class InstanceSets:
         if some.bit_count() > self._few:
             return (instance for _, _, instance in self._rates if instance.bit & some)
         return iter(sorted(self.members(some), key=lambda instance: -instance.rates.prefill_tps))
+
+    def few(self, some: int) -> int:
+        """Return these instances, or of many the least loaded, free and fastest ones of each."""
+        if some.bit_count() <= self._few:
+            return some
+        found = 0
+        for group in (self.least_loaded(some), some & self.free, some):
+            for instance in islice(self.by_prefill_rate(group), self._few // 4) if group else ():
+                found |= instance.bit
+        return found
 
     def members(self, some: int) -> Iterator[RoutingTarget]:
         while some:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 from support.requests import ask, upstream
 
 from proxy.request.request import ProxyRequest
+from proxy.router import estimator
 from proxy.router.estimator import Estimate, Estimator, LoadForecast
-from proxy.router.lease import Completion
+from proxy.router.lease import Completion, RoutingTarget
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
 from proxy.upstream.upstream import Rates, Timings
@@ -145,3 +147,43 @@ def test_a_load_comes_before_the_prompt() -> None:
     found = estimator.estimate(ask(TEXT))
     assert (found.queue_s, found.is_loaded) == (0.0, False)
     assert found.first_token_s == 3.0 + found.new_tokens / 1000
+
+
+def many(count: int) -> dict[str, float]:
+    return {f"i{number}": 1000.0 for number in range(count)}
+
+
+async def test_of_many_instances_the_one_with_the_prompt_or_the_fastest_is_found() -> None:
+    router = serving(slots=2, **many(40), fast=3000.0)
+    assert estimate(router).instance == "fast"
+    fast, cached = router.registry.get("fast"), ask(TEXT, "It is.", "go on")
+    assert fast
+    async with router.lease(ask(TEXT), ("fast",)) as lease:
+        owner = lease.upstream.name
+        router.finish(lease, Completion(Timings(0, 400, 400.0, 8, 100.0)))
+    assert estimate(router, cached).instance == owner
+    async with AsyncExitStack() as stack:
+        for _ in range(2):  # its slots, and a third request finds none
+            await stack.enter_async_context(router.lease(ask(TEXT), tuple(many(40))))
+        found = estimate(router, ask("another text " * 100))
+        assert found.instance in many(40)
+        assert (found.queue_s, found.others) == (0.0, 2)
+
+
+@pytest.mark.parametrize("count", [40, 400])
+async def test_an_estimate_among_many_compares_a_few(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    router, compared = serving(1, **many(count)), list[object]()
+    async with AsyncExitStack() as stack:
+        for number in range(count // 2):
+            await take(stack, router, f"{number}")
+        first_token_s = estimator._first_token_s
+
+        def counted(queue_s: float, instance: RoutingTarget, *more: Any) -> float:
+            compared.append(instance)
+            return first_token_s(queue_s, instance, *more)
+
+        monkeypatch.setattr(estimator, "_first_token_s", counted)
+        assert estimate(router).others == count // 2
+    assert len(compared) < 20
