@@ -19,12 +19,17 @@ const PHASES = {
 
 export function Explanation({ id }) {
   const path = `/corral/v1/requests/${encodeURIComponent(id)}/explanation`;
-  return html`<${Dialog} title=${`Request ${id}`} onClose=${() => { location.hash = "requests"; }}>
+  return html`<${Dialog} title=${`Request ${id}`} onClose=${leave}>
     <${Loaded} load=${() => get(path)} show=${(found) => html`
       <${Findings} findings=${found.findings} />
       <${Timeline} phases_ms=${found.phases_ms} duration_ms=${found.duration_ms} />
       <${Facts} found=${found} />`} />
   <//>`;
+}
+
+// The browser tells of a closed dialog later: the page may show another view by then.
+function leave() {
+  if (/^#\/?requests\//.test(location.hash)) location.hash = "requests";
 }
 
 function Findings({ findings }) {
