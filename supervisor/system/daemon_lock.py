@@ -41,12 +41,20 @@ class ProcessIdentity:
 
     def is_alive(self) -> bool:
         """Return whether the process runs; a zombie does not."""
-        try:
-            found = psutil.Process(self.pid)
-            has_ended = found.status() == psutil.STATUS_ZOMBIE
-            return not has_ended and abs(found.create_time() - self.created_at) < _SAME_PROCESS_S
-        except psutil.Error:
-            return False
+        with suppress(psutil.Error):
+            return self._is_there() and psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
+        return False
+
+    def _is_there(self) -> bool:
+        """Return whether the process was not reaped.
+
+        It is a zombie as soon as its main thread has ended, but its parent cannot reap it, and its
+        pidfd does not tell that it ended, before its other threads have ended too.
+        """
+        with suppress(psutil.Error):
+            created_at = psutil.Process(self.pid).create_time()
+            return abs(created_at - self.created_at) < _SAME_PROCESS_S
+        return False
 
     def wait(self, limit_s: float) -> bool:
         """Return whether the process, which is not our child, exits within the limit."""
@@ -55,14 +63,13 @@ class ProcessIdentity:
             pidfd = _open_pidfd(self.pid)
         try:
             # Only now, because the descriptor could belong to a later process.
+            if pidfd is not None and self._is_there():
+                return bool(select.select([pidfd], [], [], limit_s)[0])
             while self.is_alive():
                 left_s = until_s - time.monotonic()
                 if left_s <= 0:
                     return False
-                if pidfd is None:
-                    time.sleep(min(left_s, _POLL_INTERVAL_S))
-                else:
-                    select.select([pidfd], [], [], left_s)
+                time.sleep(min(left_s, _POLL_INTERVAL_S))
             return True
         finally:
             if pidfd is not None:
