@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from proxy.cache.fingerprint import ConversationFingerprint
 from proxy.cache.save_policy import Transfer
 from proxy.request.models import PrefillResult
 from proxy.upstream.upstream import Timings
-from supervisor.engine.client import EngineClient, ErrorResponse
+from supervisor.engine import client as client_module
+from supervisor.engine.client import EngineClient, EngineUnreachable, ErrorResponse
 from supervisor.engine.prompts import WarmPrompt
 from supervisor.engine.states import InstanceSnapshot, State
 from supervisor.engine.warmup import PrefillQueue
@@ -26,15 +28,31 @@ if TYPE_CHECKING:
 
 # How long a prefill waits for an instance to be idle.
 _IDLE_TIMEOUT_S: Final = 60.0
+# How long a successor waits for its predecessor's list of slots. An idle engine sends it at once.
+_LISTED_TIMEOUT_S: Final = 2.0
 
 
 async def save_predecessors(model: Model, replica: Replica) -> None:
-    """Save the slots of the instances that a replica will replace, for it to restore."""
+    """Save the slots of the instances that a replica will replace, for it to restore.
+
+    An instance that does not list its slots soon is left out: it hangs, or computes a long batch.
+    """
     for other in model.all_replicas:
         if other is replica or other.place != replica.place or not (other.plan and replica.plan):
             continue
-        if cache_key(replica.plan).fits(cache_key(other.plan)):
+        if cache_key(replica.plan).fits(cache_key(other.plan)) and await _answers(other):
             await _save(other)
+
+
+async def _answers(replica: Replica) -> bool:
+    if snapshot := _serving_snapshot(replica):
+        with suppress(TimeoutError, EngineUnreachable):
+            async with (
+                asyncio.timeout(_LISTED_TIMEOUT_S),
+                EngineClient(snapshot.endpoint, snapshot.api_key) as client,
+            ):
+                return not isinstance(await client_module.get_slots(client), ErrorResponse)
+    return False
 
 
 async def save(replicas: Iterable[Replica], persistence: SlotPersistence) -> list[Manifest]:

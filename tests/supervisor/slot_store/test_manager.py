@@ -1,6 +1,7 @@
 """Saving and restoring slots on the real engine."""
 
 import asyncio
+import copy
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ from proxy.cache.fingerprint import ConversationFingerprint, RestoredSlot
 from proxy.upstream.upstream import Timings
 from supervisor.engine import client as client_module
 from supervisor.engine.client import EngineClient, EngineUnreachable, ErrorResponse, SlotFileInfo
+from supervisor.fleet import cache_commands
 from supervisor.slot_store.manager import SlotManager
 from supervisor.slot_store.manifest import Manifest, dump
 from supervisor.slot_store.slot_file import SlotFileHeader
@@ -251,6 +253,25 @@ async def test_saving_from_a_suspended_engine_times_out(tiny_model: Path, runtim
         assert asyncio.get_running_loop().time() - began_at_s < 3
         os.kill(pid, signal.SIGCONT)
     assert "slot_save_timeout_s" in harness.emitted("slots.save_failed")[0]["reason"]
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_a_successor_does_not_wait_for_a_predecessor_that_hangs(
+    tiny_model: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch, *, hangs: bool
+) -> None:
+    harness = FleetHarness(runtime, tiny_model)
+    async with harness.up():
+        await harness.converse()
+        pid = harness.replica.instance.snapshot().pid
+        assert pid
+        if hangs:
+            monkeypatch.setattr(cache_commands, "_LISTED_TIMEOUT_S", 0.1)
+            os.kill(pid, signal.SIGSTOP)
+        successor = copy.copy(harness.replica)
+        await cache_commands.save_predecessors(harness.fleet.models["chat"], successor)
+        assert len(harness.emitted("slots.saved")) == (not hangs)
+        assert not harness.emitted("slots.save_failed")
+        os.kill(pid, signal.SIGCONT)
 
 
 @pytest.fixture
