@@ -1,8 +1,9 @@
 """Saves slots to files if that pays, and fills slots from files.
 
 An engine that has been idle for 0.25 s saves its slots, the most valuable first, until a request
-comes. A busy engine saves the slot that it will take next, if no stream would wait for that, or if
-few slots are free. Nothing is saved twice; a failed save is retried after the next request.
+comes. Before a save that takes seconds it is idle for longer. A busy engine saves the slot that it
+will take next, if no stream would wait for that, or if few slots are free. Nothing is saved twice;
+a failed save is retried after the next request.
 
 If a request takes over a slot, the old content is saved, and the slot is filled from a file. The
 engine does both between two batches, so the request waits no longer than for the end of a batch.
@@ -28,6 +29,7 @@ from proxy.cache.save_policy import (
     SlotFileStorage,
     Transfer,
     due_in_s,
+    idle_before_save_s,
     is_worth_saving,
     pays_to_restore,
 )
@@ -40,8 +42,6 @@ from proxy.router.registry import InstanceTasks
 from proxy.settings import ProxySettings
 from proxy.upstream.upstream import Timings
 
-# A client that continues at once does so within this time.
-_IDLE_S: Final = 0.25
 # An engine that lists its slots each second does not notice that clients left.
 _LISTED_S: Final = 2.0
 # A shorter wait may not end later than it began.
@@ -189,6 +189,7 @@ class SlotSaver:
             streams=instance.decoding,
             gap_s=1 / rates.decode_tps,
             decoded=(now_s - saved_at_s) * rates.decode_tps,
+            usual_return_s=measures.returns.return_s,
         )
 
     # Filling a slot.
@@ -292,9 +293,11 @@ class SlotSaver:
     async def _step_idle(self, work: _Work, worth: _Worth) -> float:
         """Save at most one slot; return the time until the next look."""
         idle_s = self._clock() - work.ended_at_s
-        if idle_s < _IDLE_S:
-            return _IDLE_S - idle_s
-        slot, _ = max(worth, key=lambda pair: pair[1].saving_s)
+        wait_s = {slot: idle_before_save_s(case) - idle_s for slot, case in worth}
+        due = [(slot, case) for slot, case in worth if wait_s[slot] <= 0]
+        if not due:
+            return min(_LOOKS_AGAIN_S, *wait_s.values())
+        slot, _ = max(due, key=lambda pair: pair[1].saving_s)
         is_listed = work.listed_at_s > work.ended_at_s
         await self._save_idle(work, slot, is_listed=is_listed)
         return 0.0

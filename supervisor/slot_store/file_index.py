@@ -102,6 +102,9 @@ def shared_blocks(ours: Sequence[int], its: Sequence[int]) -> int:
 _KEY_DIGITS: Final = 32
 # The cache lacks the last token of an answer, and the one that ends it.
 TOKENS_AWAY_MAX: Final = 2
+# A file is written again for more new tokens than this for each GiB: 4 GiB, which take 4 s, for
+# 1 024 tokens, which an 8B model on a GPU computes in a second.
+_REWRITE_TOKENS: Final = 256
 # How many unidentified files are compared token by token.
 _COMPARED_MAX: Final = 16
 # Prefixes per cache key; the least recently used are deleted first.
@@ -189,12 +192,12 @@ class Catalogue:
     def holds(self, cache_key: str, tokens: int, fingerprint: ConversationFingerprint) -> bool:
         """Return whether a file has these tokens of a conversation, or all of another prompt.
 
+        A large file is not written again for few tokens; see `_REWRITE_TOKENS`.
         An unidentified slot with as many tokens as a prefix file is the slot of that file.
         """
         if fingerprint.turn_hashes:
             return any(
-                entry.file.fingerprint == fingerprint
-                and entry.file.tokens >= tokens - TOKENS_AWAY_MAX
+                _has_enough(entry.file, tokens, fingerprint)
                 for entry in self.files_of_conversation(cache_key, fingerprint)
             )
         if not fingerprint.blocks:
@@ -253,6 +256,17 @@ class Catalogue:
             self._by_turn.remove(_turns(entry.file), name)
             self._by_end.remove(_end(entry.file), name)
         return entry
+
+
+def _has_enough(file: SlotFile, tokens: int, fingerprint: ConversationFingerprint) -> bool:
+    """Return whether writing the slot of its conversation again would gain next to nothing."""
+    its, more = file.fingerprint, tokens - file.tokens
+    if its == fingerprint:
+        return more <= TOKENS_AWAY_MAX
+    is_continued = its.scales == fingerprint.scales and not count_missing_blocks(its, fingerprint)
+    if not is_continued or its.turn_hashes[-1] not in fingerprint.turn_hashes:
+        return False
+    return 0 <= more <= _REWRITE_TOKENS * file.size_bytes / 1024**3
 
 
 def _catalogue_entry(manifest: Manifest, *, is_readable: bool) -> CataloguedFile:

@@ -2,10 +2,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.cache.save_policy import SaveCase, due_in_s, is_worth_saving, pays_to_restore
+from proxy.cache.save_policy import (
+    SaveCase,
+    due_in_s,
+    idle_before_save_s,
+    is_worth_saving,
+    pays_to_restore,
+)
 
 # 2 000 tokens of SmolLM2-135M on one core: 16 s to compute, 20 ms to save.
 LONG = SaveCase(2000, 125, save_s=0.02, restore_s=0.01, return_p=0.5, loss_p=0.5)
@@ -55,6 +62,31 @@ def test_streams_are_paused_once_in_150_tokens() -> None:
     assert pays(BESIDE)
     assert not pays(soon)
     assert due_in_s(soon) == 50 * 0.025
+
+
+@pytest.mark.parametrize(
+    ("save_s", "usual_return_s", "idle_s"),
+    [
+        (0.02, 30, 0.25),  # 46 MB
+        (1, 30, 0.25),  # 1 GiB, of a person
+        (4, 30, 10),  # 4 GiB: not in a pause of 3 s between two turns
+        (4, 300, 0.25),  # whose turns are minutes apart
+        (1, 5, 0.25),  # of a program that returns after seconds
+        (4, 5, 35),
+        (40, 30, 3970),  # a slow disk
+    ],
+)
+def test_the_longer_a_save_the_longer_an_engine_is_idle_before(
+    save_s: float, usual_return_s: float, idle_s: float
+) -> None:
+    case = replace(LONG, save_s=save_s, usual_return_s=usual_return_s)
+    assert round(idle_before_save_s(case), 6) == idle_s
+
+
+@given(CASES)
+def test_the_next_turn_hardly_waits_for_the_save_of_an_idle_engine(case: SaveCase) -> None:
+    idle_s = idle_before_save_s(case)
+    assert case.save_s / (idle_s + case.usual_return_s) * case.save_s / 2 <= 0.2 + 1e-9
 
 
 def test_a_pause_that_nobody_notices_may_come_at_any_time() -> None:

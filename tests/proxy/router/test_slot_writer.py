@@ -29,6 +29,7 @@ class Disk:
     def __init__(self) -> None:
         self.began: list[tuple[float, int]] = []
         self.works = True
+        self.save_s = SAVE_S
 
     def may_save(self, _instance: str, _size_bytes: float, /) -> bool:
         return True
@@ -37,8 +38,8 @@ class Disk:
         self, _instance: str, id_slot: int, tokens: int, _of: ConversationFingerprint, /
     ) -> Transfer | None:
         self.began.append((asyncio.get_running_loop().time(), id_slot))
-        await asyncio.sleep(SAVE_S)
-        return Transfer(tokens, 12_000 * tokens, SAVE_S) if self.works else None
+        await asyncio.sleep(self.save_s)
+        return Transfer(tokens, 12_000 * tokens, self.save_s) if self.works else None
 
     async def restore(self, _instance: str, _slot: int, _name: str, /) -> Transfer | None:
         return None
@@ -131,6 +132,24 @@ def test_an_idle_engine_saves_what_pays_one_after_the_other_the_longest_first() 
         assert [round(at_s - times_s[0], 3) for at_s in times_s] == [0, SAVE_S, 2 * SAVE_S]
         assert 0.2 < times_s[0] < 0.5
         assert len(harness.listed_at_s) == 1
+
+    run(test)
+
+
+def test_a_long_save_waits_for_a_longer_pause() -> None:
+    async def test(harness: Harness) -> None:
+        harness.disk.save_s = 6.0
+        harness.instance.rates.prefill_tps = 10.0
+        harness.answer(story("river"))  # nothing is known of the disk yet
+        await asyncio.sleep(60)
+        harness.answer(story("lake"))
+        asked_at_s = harness.clock()
+        await asyncio.sleep(5)
+        assert len(harness.disk.began) == 1
+        await asyncio.sleep(600)
+        assert len(harness.disk.began) == 2
+        began_at_s, _ = harness.disk.began[1]
+        assert began_at_s - asked_at_s > 5
 
     run(test)
 

@@ -8,6 +8,7 @@ from support.slot_files import IDENTITY, manifest
 from proxy.cache.fingerprint import ConversationFingerprint
 from supervisor.slot_store.file_index import Catalogue, key_digest
 
+GIB = 1024**3
 KEY = key_digest("chat", IDENTITY)
 
 
@@ -66,3 +67,24 @@ def test_what_a_file_holds_already_is_not_saved_again() -> None:
     assert not catalogue.holds(KEY, 700, ConversationFingerprint((), tuple(range(41))))
     catalogue.remove(["a"])
     assert not catalogue.holds(KEY, 700, its)
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "tokens", "turns", "blocks", "is_held"),
+    [
+        (4 * GIB, 32_000, (1, 2, 3), 2010, True),  # a second of computing, four of writing
+        (4 * GIB, 33_025, (1, 2, 3), 2010, False),
+        (GIB // 4, 32_064, (1, 2, 3), 2010, True),
+        (GIB // 4, 32_065, (1, 2, 3), 2010, False),
+        (4 * GIB, 32_000, (1, 9), 2010, False),  # another answer to the same question
+        (4 * GIB, 32_000, (1, 2, 3), 1900, False),  # an edited prompt
+    ],
+)
+def test_a_large_file_is_not_written_again_for_few_tokens(
+    size_bytes: int, tokens: int, turns: tuple[int, ...], blocks: int, *, is_held: bool
+) -> None:
+    catalogue = Catalogue(RecordingTraffic())
+    first = text((1, 2), *range(2000))
+    catalogue.add(manifest("a", fingerprint=first, tokens=32_000, size_bytes=size_bytes))
+    later = ConversationFingerprint(turns, tuple(range(blocks)))
+    assert catalogue.holds(KEY, tokens, later) is is_held
