@@ -254,7 +254,7 @@ def _ctx_size(inputs: PlanInputs, chosen: Chosen) -> Setting:
         return Setting(each * count, BATCHING, reason)
     if (per_slot := chosen.get("kv-unified-per-slot")) and count < slots(chosen):
         each = positive("kv-unified-per-slot", per_slot)
-        reason = f"{_count_of(slots(chosen), 'slot')} share the cache, {each} tokens per slot"
+        reason = f"{count_of(slots(chosen), 'slot')} share the cache, {each} tokens per slot"
         return Setting(each * slots(chosen), CORRAL, reason)
     wanted = fitting = _wanted_ctx(inputs.gguf, count)
     while fitting > _CTX_SLOT_MIN and not _holds(inputs, chosen, fitting):
