@@ -191,7 +191,9 @@ class ForwardedEndpoints(Feature):
         if proxy_request.gathers:
             await self._batches.queue.gather(proxy_request.model, proxy_request.client)
         others = None
-        if request.headers.get(FALLBACK, "").strip().lower() != "none":
+        asked = names.get(proxy_request.model)
+        has_fallback = asked and asked.model_info.fallback
+        if has_fallback and request.headers.get(FALLBACK, "").strip().lower() != "none":
             others = other_requests(proxy_request, names, share, answer)
         if EXPLAIN in request.headers and answer.api.stream_type == EVENT_STREAM:
             answer.add(Explained(record))

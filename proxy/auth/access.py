@@ -143,7 +143,9 @@ class OriginPolicy:
         # Other machines cannot reach a loopback address, so it needs no names of this machine.
         names = () if self._is_loopback else machine_names(socket.gethostname())
         self._hosts = hosts_of((*settings.allowed_hosts, *names))
-        self._accepted: set[str] = {""}  # hosts that were accepted before
+        # Hosts that were accepted before: without `Origin` and `Sec-Fetch-Site`, nothing is left to
+        # check.
+        self.accepted: set[str] = set()
         self._origins = origins_of(settings.allowed_origins)
 
     def check(self, request: web.BaseRequest) -> None:
@@ -151,14 +153,13 @@ class OriginPolicy:
         if request.version.major < 1:
             raise BadRequest("HTTP/0.9 is not supported; use HTTP/1.1")
         host = request.headers.get("Host", "")
-        if host not in self._accepted:
-            if not (self._hosts.fullmatch(host) or self._is_address(host)):
-                raise Forbidden(
-                    f"Host {quote(host)} is not allowed; "
-                    "use localhost or add it to allowed_hosts under [proxy]"
-                )
-            if len(self._accepted) < 64:
-                self._accepted.add(host)
+        if host and not (self._hosts.fullmatch(host) or self._is_address(host)):
+            raise Forbidden(
+                f"Host {quote(host)} is not allowed; "
+                "use localhost or add it to allowed_hosts under [proxy]"
+            )
+        if host and len(self.accepted) < 64:
+            self.accepted.add(host)
         origin = request.headers.get("Origin")
         if origin is not None and not (self._origins.fullmatch(origin) or _is_own(origin, host)):
             raise Forbidden(f"Origin {quote(origin)} is not allowed{_how_to_allow(origin)}")

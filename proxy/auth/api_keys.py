@@ -337,7 +337,7 @@ class TokenLimits:
 
     def _current(self, name: str) -> _Spent:
         """Return a key's tokens, after filling its bucket and beginning a new day if due."""
-        now_s, day = self._clock(), f"{self._now():%Y-%m-%d}"
+        now_s, day = self._clock(), self._now().date().isoformat()
         spent = self._spent.setdefault(name, _Spent(at_s=now_s, day=day))
         filled = (now_s - spent.at_s) * (spent.per_minute or 0) / _MINUTE_S
         spent.owed, spent.at_s = max(0.0, spent.owed - filled), now_s

@@ -110,7 +110,13 @@ _NOT_UPSTREAM: Final = (
     | _SESSION
 )
 # The only fields of an instance that reach a client, besides the content type.
-_DOWNSTREAM: Final = ("Content-Length", "Retry-After")
+_DOWNSTREAM: Final[tuple[str, ...]] = ("Content-Length", "Retry-After")
+# Intermediaries that store or buffer a stream would deliver all tokens late and at once.
+_OF_STREAM: Final = (
+    ("Content-Type", EVENT_STREAM),
+    ("Cache-Control", "no-store"),
+    ("X-Accel-Buffering", "no"),
+)
 # cpp-httplib refuses a field over 8 KiB and more than 100 fields, with an empty body. An engine
 # does not use the omitted fields. Source: httplib.h, CPPHTTPLIB_HEADER_MAX_LENGTH and _MAX_COUNT.
 _FIELD_MAX_CHARACTERS: Final = 4096
@@ -141,29 +147,29 @@ def for_client(fields: _Fields) -> CIMultiDict[str]:
 
     The content type is JSON unless it is an event stream.
     """
-    passed = CIMultiDict((name, fields[name]) for name in _DOWNSTREAM if name in fields)
     if is_event_stream(fields):
-        passed["Content-Type"] = EVENT_STREAM
-        # Events may be rewritten and added; bytes beyond the length would be the next response.
-        passed.pop("Content-Length", None)
-        # Intermediaries that store or buffer a stream would deliver all tokens late and at once.
-        passed["Cache-Control"] = "no-store"
-        passed["X-Accel-Buffering"] = "no"
+        # Without its length: events may be rewritten and added, and bytes beyond the length would
+        # be the next response.
+        passed, names = CIMultiDict(_OF_STREAM), _DOWNSTREAM[1:]
     else:
-        passed["Content-Type"] = JSON
+        passed, names = CIMultiDict({"Content-Type": JSON}), _DOWNSTREAM
+    for name in names:
+        if name in fields:
+            passed[name] = fields[name]
     return passed
 
 
 def is_event_stream(fields: _Fields) -> bool:
-    return _media_type(fields) == EVENT_STREAM
+    return _media_type(fields.get("Content-Type", "")) == EVENT_STREAM
 
 
 def is_json(fields: _Fields) -> bool:
-    return _media_type(fields) in {"", "application/json"}
+    return _media_type(fields.get("Content-Type", "")) in {"", "application/json"}
 
 
-def _media_type(fields: _Fields) -> str:
-    return fields.get("Content-Type", "").partition(";")[0].strip().lower()
+@lru_cache(maxsize=64)
+def _media_type(content_type: str) -> str:
+    return content_type.partition(";")[0].strip().lower()
 
 
 # Clients send the same names again and again.

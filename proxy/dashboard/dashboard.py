@@ -263,7 +263,7 @@ class Dashboard(Feature):
         """Show the session; raises SessionTokenRequired for its cookie without its page token."""
         if session_id := session_id_of(request):
             self._sessions.use(session_id, request.headers.get(PAGE_TOKEN, ""))
-        return self._session_answer(request[SIGNED_IN])
+        return self._session_answer(request.get(SIGNED_IN))
 
     async def begin_session(self, request: web.BaseRequest) -> web.Response:
         """Open a session, or sign in one more tab of the browser's session.

@@ -492,6 +492,7 @@ class ClientResponse(Response):
         """
         if self._pings:
             await self._pings.stop()
+            self._pings = None  # which refers to this object
         self.is_committed = True
         if self._response is None:
             headers.update(self._extra_headers)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Final
 
 import orjson
@@ -141,6 +142,7 @@ _BY_PATH: Final[Mapping[str, ApiFormat]] = {
 }
 
 
+@lru_cache(maxsize=64)
 def format_of(path: str) -> ApiFormat:
     """Return the format of the API that a path belongs to; OpenAI's if it belongs to no other."""
     if path.startswith("/v1/messages"):

@@ -161,10 +161,11 @@ class Share:
         size_bytes = count * _COPIES + values * _VALUE_BYTES
         bodies, limit_bytes = self._bodies, self.settings.body_memory_bytes
         held, of_client = bodies.held_bytes, bodies.by_client.get(self.client, 0)
-        if held + size_bytes > limit_bytes and held != self.held_bytes:
-            raise _memory_full_error("all requests", limit_bytes)
-        if of_client + size_bytes > limit_bytes // 2 and of_client != self.held_bytes:
-            raise _memory_full_error("one client's requests", limit_bytes // 2)
+        if held + size_bytes > limit_bytes // 2:  # then one of the limits may be exceeded
+            if held + size_bytes > limit_bytes and held != self.held_bytes:
+                raise _memory_full_error("all requests", limit_bytes)
+            if of_client + size_bytes > limit_bytes // 2 and of_client != self.held_bytes:
+                raise _memory_full_error("one client's requests", limit_bytes // 2)
         bodies.held_bytes = held + size_bytes
         bodies.by_client[self.client] = of_client + size_bytes
         self.held_bytes += size_bytes

@@ -163,25 +163,26 @@ class RequestMiddleware:
         self._tracer = tracer
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        given = request.headers.get("X-Request-Id")
+        fields = request.headers
+        given = fields.get("X-Request-Id")
         is_safe = given and _REQUEST_ID.fullmatch(given)  # to log it
         record = AccessRecord(given if given and is_safe else new_request_id(), Timeline())
-        if self._tracer:
-            record.trace = self._tracer.begin(request)
+        record.trace = self._tracer.begin(request) if self._tracer else None
         request[ACCESS_RECORD], request[KEY] = record, None
-        request[SIGNED_IN] = None
         headers = request[RESPONSE_HEADERS] = self._headers(request, record)
         rejected_by: ProxyError | None = None
         try:
-            self._origins.check(request)
-            if request.method == "OPTIONS" and _PREFLIGHT in request.headers:
+            is_known = fields.get("Host") in self._origins.accepted
+            if not is_known or "Origin" in fields or "Sec-Fetch-Site" in fields:
+                self._origins.check(request)
+            if request.method == "OPTIONS" and _PREFLIGHT in fields:
                 response: web.StreamResponse = preflight_response(request)
             elif self._server_state.is_draining:
                 raise Draining("the server is stopping; retry later")  # noqa: TRY301
             else:
                 with self._authorize(request):
                     handler = self._routes.find(request)
-                    if "Expect" in request.headers:
+                    if "Expect" in fields:
                         await _continue(request)
                     response = await handler(request)
         except asyncio.CancelledError:
@@ -227,7 +228,7 @@ class RequestMiddleware:
         if key.name in self._keys.limited:
             request[RESPONSE_HEADERS].update(self._admission.tokens.headers(key))
         is_limited = key.max_in_flight is not None or key.requests_per_minute is not None
-        is_counted = request.path == CHAT or request[SIGNED_IN] is None
+        is_counted = request.path == CHAT or SIGNED_IN not in request
         if request.path in UNCOUNTED or not (is_limited and is_counted):
             return _UNLIMITED
         return self._admission.request(key, has_parts=request.path in WITH_PARTS)

@@ -359,8 +359,12 @@ def _head(upstream: Upstream, upstream_request: UpstreamRequest) -> bytes:
         path = upstream.node.prefix + path
     if upstream_request.query:
         path = f"{path}?{upstream_request.query}"
-    lines = [f"{upstream_request.method} {path} HTTP/1.1", *upstream.own_fields]
-    lines += [f"{name}: {value}" for name, value in upstream_request.headers.items()]
+    lines = [
+        f"{upstream_request.method} {path} HTTP/1.1",
+        # First: the web UI of an engine is compressed, and the first Accept-Encoding counts.
+        *[f"{name}: {value}" for name, value in upstream_request.headers.items()],
+        *upstream.own_fields,
+    ]
     if upstream_request.request_id:
         lines.append(f"X-Request-Id: {upstream_request.request_id}")
     if upstream_request.body or upstream_request.method == "POST":

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum, auto
+from functools import lru_cache
 from typing import Any, Final
 
 # More slots than any instance has; the engine refuses a larger number.
@@ -69,6 +70,7 @@ ENDPOINTS: Final[Mapping[str, Mapping[str, EndpointKind]]] = {
 }
 
 
+@lru_cache(maxsize=64)
 def endpoint_kind(method: str, path: str) -> EndpointKind:
     """Return the kind of an endpoint in the table; HEAD counts as GET."""
     return ENDPOINTS["GET" if method == "HEAD" else method][path]
