@@ -53,6 +53,7 @@ class Storage:
         self.router = Router()
         self.is_lost = False
         self.is_full = False
+        self.is_broken = False
         self.begun = asyncio.Event()
         self.gate = asyncio.Event()
         self.gate.set()
@@ -70,6 +71,8 @@ class Storage:
         self.calls.append(("save", slot, name))
         self.begun.set()
         await self.gate.wait()
+        if self.is_broken:
+            return None
         self.router.add_slot_file(SlotFile(name, "key", tokens, 3_000_000, what))
         return TRANSFER
 
@@ -240,3 +243,24 @@ async def test_a_client_that_leaves_during_a_save_loses_nothing(storage: Storage
         leaving.cancel()
     storage.gate.set()
     assert (await answered(storage, NEXT)).has_own_slot
+
+
+@pytest.mark.parametrize(
+    ("is_broken", "text", "calls"),
+    [
+        pytest.param(False, 4 * A, ["save", "restore"], id="saved there, restored here"),
+        pytest.param(True, 4 * A, ["save"], id="computed, as the save fails"),
+        pytest.param(False, A[:200], [], id="computed, as it is short"),
+    ],
+)
+async def test_a_beginning_in_an_idle_slot_of_another_instance_is_saved_for_a_request(
+    storage: Storage, *, is_broken: bool, text: str, calls: list[str]
+) -> None:
+    held = (await answered(storage, ask(text + "and one more"))).upstream
+    storage.is_broken = is_broken
+    storage.router.admit(replace(held, name="chat.1", api_key="another"), (), storage)
+    async with storage.router.lease(ask(text + "or another"), avoid=["chat.0"]) as lease:
+        assert lease.upstream.name == "chat.1"
+        assert [call for call, *_ in storage.calls] == calls
+        assert bool(lease.restored) is ("restore" in calls)
+        storage.router.finish(lease)
