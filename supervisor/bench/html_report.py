@@ -12,7 +12,7 @@ from xml.etree.ElementTree import Element, tostring
 
 from supervisor import __version__, output
 from supervisor.bench import figures
-from supervisor.bench.figures import BenchResult, Finding, VariantFinding, findings
+from supervisor.bench.figures import BenchResult, Comparison, Finding, VariantFinding, findings
 from supervisor.output import printable
 from supervisor.system.files import expand_home, write_atomic
 
@@ -213,6 +213,39 @@ def _strip(
         yield element("line", x1=x, x2=x, y1=middle - 11, y2=middle + 11, class_="middle")
 
 
+# The ratios that a bar may reach, to either side; the smallest that holds all ratios is chosen.
+_REACHES: Final = (1.1, 1.25, 1.5, 2, 4, 10, 100)
+_BAR: Final = 160, 16
+
+
+def reach_of(found: Sequence[Finding]) -> float:
+    """Return the ratio at the ends of all bars; an interval may extend beyond it."""
+    compared = [row.comparison for finding in found for row in finding.variants if row.comparison]
+    ratios = [comparison.ratio for comparison in compared if 0 < comparison.ratio < math.inf]
+    largest = max((max(ratio, 1 / ratio) for ratio in ratios), default=1.0)
+    return next((reach for reach in _REACHES if reach >= largest * 1.03), _REACHES[-1])
+
+
+def _bar(finding: Finding, comparison: Comparison, reach: float) -> Iterator[Element]:
+    """Draw how many times better a variant is, with its interval; nothing if that is unknown."""
+    ends = comparison.low, comparison.ratio, comparison.high
+    if not all(0 < end < math.inf for end in ends):
+        return
+    (width, height), sign = _BAR, 1 if finding.words.is_above_better else -1
+    axis = Axis(-math.log(reach), math.log(reach), 5, width - 5)
+    low, middle, high = sorted(axis.position(sign * math.log(end)) for end in ends)
+    y, centre = height / 2, width / 2
+    yield element(
+        "svg",
+        element("line", x1=centre, x2=centre, y1=0, y2=height, class_="axis"),
+        element("line", x1=low, x2=high, y1=y, y2=y, class_="reach"),
+        element("circle", cx=middle, cy=y, r=4.5, class_="dot"),
+        viewBox=f"0 0 {width} {height}",
+        class_="bar",
+        aria_hidden="true",
+    )
+
+
 def verdict_class(finding: Finding, variant: VariantFinding) -> str:
     """Return the style class of a verdict: better, worse or same."""
     found = variant.comparison
@@ -233,24 +266,26 @@ def shell(words: Iterable[str], home: Path | None = None) -> str:
 
 
 def verdict_tables(found: Sequence[Finding]) -> Iterator[Element]:
+    reach = reach_of(found)
     for workload in dict.fromkeys(finding.figure.workload for finding in found):
         yield element("h3", capitalised(workload or "whole round"))
-        bodies = (_body(finding) for finding in found if finding.figure.workload == workload)
+        bodies = (_body(finding, reach) for finding in found if finding.figure.workload == workload)
         names = ("Variant", "Median", "Range", f"Against {found[0].variants[0].name}")
         cells = (element("th", name, scope="col") for name in names)
         yield element("table", element("thead", element("tr", *cells)), *bodies)
 
 
-def _body(finding: Finding) -> Element:
+def _body(finding: Finding, reach: float) -> Element:
     note = element("span", f" {_unit_text(finding)}", class_="quiet")
     heading = element("th", capitalised(finding.figure.title), note, colspan="4", scope="rowgroup")
-    rows = (_verdict_row(finding, place) for place in range(len(finding.variants)))
+    rows = (_verdict_row(finding, place, reach) for place in range(len(finding.variants)))
     return element("tbody", element("tr", heading, class_="figure"), *rows)
 
 
-def _verdict_row(finding: Finding, place: int) -> Element:
+def _verdict_row(finding: Finding, place: int, reach: float) -> Element:
     variant, number = finding.variants[place], finding.number
     spread, comparison = variant.spread, variant.comparison
+    bar = _bar(finding, comparison, reach) if comparison else ()
     verdict = comparison.verdict if comparison else ""
     mark = element("span", "", class_=f"key variant-{place % KINDS}", aria_hidden="true")
     return element(
@@ -258,7 +293,7 @@ def _verdict_row(finding: Finding, place: int) -> Element:
         element("th", mark, variant.name, scope="row"),
         element("td", number(spread[0]) if spread else "none"),
         element("td", "–".join(map(number, spread[1:])) if spread else "", class_="quiet range"),
-        element("td", verdict, class_=verdict_class(finding, variant)),
+        element("td", *bar, verdict, class_=verdict_class(finding, variant)),
     )
 
 
@@ -267,9 +302,9 @@ _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 _STYLE: Final = Path(__file__).with_name("style.css")
 _HOW_TO_COMPARE: Final = (
     "Every round measured all variants, one after the other, and ratios are of values of the same "
-    "round, with their 95 % interval. A difference is claimed only where it would come out of "
-    "identical variants less than once in 100 comparisons; “no difference seen” is not “equal”, as "
-    "a difference below the spread cannot be seen."
+    "round. A bar is their 95 % interval, better to the right, up to {:g} ×. A difference is "
+    "claimed only where it would come out of identical variants less than once in 100 comparisons; "
+    "“no difference seen” is not “equal”, as a difference below the spread cannot be seen."
 )
 _HOW_TO_READ: Final = (
     "Each mark is one round, the first on top. The upright line is the median, the band the 95 % "
@@ -340,7 +375,7 @@ def _headlines(found: Sequence[Finding]) -> Iterator[Element]:
     if not others:
         yield element("p", "One variant was measured, so there is nothing to compare it with.")
         return
-    yield element("p", _HOW_TO_COMPARE, class_="quiet")
+    yield element("p", _HOW_TO_COMPARE.format(reach_of(found)), class_="quiet")
     for place, variant in enumerate(others, 1):
         text = f" against {base.name}: {_headline(found, place)}"
         yield element("p", element("strong", variant.name), text)

@@ -20,18 +20,9 @@ from typing import Any, Final
 
 import orjson
 
+from supervisor.bench import tune_search
 from supervisor.bench.own_engine import private_client
 from supervisor.bench.tune_measure import TEXTS, Measurements, Sizes, VariantPlans
-from supervisor.bench.tune_search import (
-    GOALS,
-    BaseFailed,
-    Figures,
-    Outcome,
-    Progress,
-    Search,
-    Trial,
-    Trials,
-)
 from supervisor.bench.tune_space import BASE, GoalName, Situation, Variant, candidates
 from supervisor.bench.workload import WorkloadFailed, post, tokenize
 from supervisor.engine.client import EngineClient, EngineUnreachable
@@ -231,7 +222,7 @@ class TuneJob:
         ends_at_s = time.monotonic() + minutes * 60
         self.minutes = minutes
         self.seed = seed
-        self.goal = GOALS[goal]
+        self.goal = tune_search.GOALS[goal]
         self.plans = VariantPlans(settings, directories, model)
         _check_generates(self.plans)
         wanted = (*first, *candidates(goal, _situation(self.plans)))
@@ -242,7 +233,7 @@ class TuneJob:
         self.candidates = tuple(variant for variant, reason in usable.items() if reason is None)
         self._measurements = Measurements(self.goal, self.plans, directories)
         self.checks = QualityChecks(self.plans, directories, lambda: self.sizes.quality)
-        self.search = Search(
+        self.search = tune_search.Search(
             self.goal,
             self.candidates,
             self._measurements.measure,
@@ -260,12 +251,12 @@ class TuneJob:
             raise StartFailed("nothing was measured yet")
         return self._measurements.sizes
 
-    async def run(self, progress: Progress) -> Outcome:
+    async def run(self, progress: tune_search.Progress) -> tune_search.Outcome:
         """Search; raises StartFailed if nothing could be measured."""
         more = f"--minutes {math.ceil(self.minutes * 4)}"
         try:
             outcome = await self.search.run(progress)
-        except BaseFailed as error:
+        except tune_search.BaseFailed as error:
             raise StartFailed(
                 f"{self.plans.model} could not be measured with its profile: {error}",
                 hint=f"give it more time ({more}), or see whether it starts: "
@@ -318,13 +309,15 @@ _BETTER: Final = 1.03
 
 
 def figure_lines(
-    trials: Trials, variant: Variant, rounds: Iterable[int], prompt_tokens: int
+    trials: tune_search.Trials, variant: Variant, rounds: Iterable[int], prompt_tokens: int
 ) -> Iterator[tuple[str, str]]:
     """Yield the name and the values of each figure that matters for the goal."""
     base, other = trials.pairs(variant, rounds)
     first = f"first token after a prompt of {prompt_tokens}"
     decode = ("decoding, one stream", attrgetter("decode"), "{:.1f} tokens/s".format)
-    shown: dict[GoalName, Sequence[tuple[str, Callable[[Figures], float], Callable[..., str]]]] = {
+    shown: dict[
+        GoalName, Sequence[tuple[str, Callable[[tune_search.Figures], float], Callable[..., str]]]
+    ] = {
         "latency": (decode, (first, lambda found: found.first_token_s * 1000, "{:.0f} ms".format)),
         "throughput": (("all streams together", attrgetter("total"), "{:.1f} tokens/s".format),),
         "memory": (("peak memory", attrgetter("peak_bytes"), size), decode),
@@ -353,7 +346,9 @@ def rows(job: TuneJob, untried: Sequence[Variant]) -> list[tuple[str, ...]]:
     return [*rows, *((variant.name, "0", "-", reason) for variant, reason in others.items())]
 
 
-def data(trials: Trials, qualities: Mapping[Variant, Quality]) -> list[dict[str, object]]:
+def data(
+    trials: tune_search.Trials, qualities: Mapping[Variant, Quality]
+) -> list[dict[str, object]]:
     return [
         {
             "variant": trial.variant.name,
@@ -368,7 +363,7 @@ def data(trials: Trials, qualities: Mapping[Variant, Quality]) -> list[dict[str,
     ]
 
 
-def best_so_far(trials: Trials) -> Trial | None:
+def best_so_far(trials: tune_search.Trials) -> tune_search.Trial | None:
     """Return the best variant measured, if it seemed better than the base, even if rejected."""
     known = [(trials.ratio(trial.variant), trial) for trial in trials if trial.variant != BASE]
     better = [(ratio, trial) for ratio, trial in known if ratio > _BETTER]

@@ -16,18 +16,11 @@ from typing import Any, Final
 
 import httpx
 
+from supervisor import errors
 from supervisor.cli.batch import KEY_VARIABLE, connect, error_of, translate_http_errors
 from supervisor.clients import journal, programs
 from supervisor.daemon.control_client import Client
 from supervisor.daemon.control_messages import DaemonStatus, ModelStatus
-from supervisor.errors import (
-    AccessDenied,
-    CorralError,
-    NoSuchModel,
-    NotRunning,
-    SettingsInvalid,
-    access_denied,
-)
 from supervisor.models.metadata import read
 from supervisor.models.model_meta import makes_vectors
 from supervisor.output import CommandResult, table
@@ -50,8 +43,8 @@ def daemon_facts(model: str | None, small: str | None) -> programs.Facts:
     """
     try:
         status = Client(directories().control_socket).status()
-    except NotRunning as error:
-        raise NotRunning(error.message, hint="corral start starts it") from error
+    except errors.NotRunning as error:
+        raise errors.NotRunning(error.message, hint="corral start starts it") from error
     with connect() as http:
         listed, needs_key = _list_models(http)
     config = Path(status.config) if status.config else None
@@ -78,7 +71,7 @@ def check(facts: programs.Facts, api: programs.Api) -> None:
     if answer.is_error:
         raise _refusal_error(answer)
     if not programs.is_complete(api, answer.text):
-        raise CorralError(
+        raise errors.CorralError(
             f"{facts.model.name} broke off its answer at {api}",
             hint=f"corral logs {facts.model.name} shows why",
         )
@@ -92,7 +85,7 @@ def _list_models(http: httpx.Client) -> tuple[list[Mapping[str, Any]], bool]:
         if needs_key and os.environ.get(KEY_VARIABLE):
             answer = http.get("/v1/models")
     if answer.status_code == httpx.codes.UNAUTHORIZED:
-        raise AccessDenied(
+        raise errors.AccessDenied(
             f"the daemon needs an API key, and {KEY_VARIABLE} has no valid one",
             hint=f"corral key add NAME makes one; then export {KEY_VARIABLE}=…",
         )
@@ -123,7 +116,7 @@ def _chats(model: ModelStatus | None, settings: Settings) -> bool:
     own = settings.models.get(model.name)
     try:
         gguf = read(Path(model.path), cache_dir=directories().cache)
-    except CorralError:
+    except errors.CorralError:
         return True
     return not makes_vectors(gguf, own.flags if own else {})
 
@@ -137,13 +130,13 @@ def _choose_model(
         return next((by_name[name] for name in preferred if name in by_name), models[0])
     if name not in by_name or name is None:
         what = f"no model named {name!r} answers chats" if name else "no model answers chats"
-        raise NoSuchModel(what, hint=f"models with chats: {known}")
+        raise errors.NoSuchModel(what, hint=f"models with chats: {known}")
     return by_name[name]
 
 
-def _refusal_error(answer: httpx.Response) -> CorralError:
+def _refusal_error(answer: httpx.Response) -> errors.CorralError:
     text = f"the daemon refused {answer.request.url.path}: {error_of(answer)[0]}"
-    return CorralError(text, hint="corral status shows its models")
+    return errors.CorralError(text, hint="corral status shows its models")
 
 
 _WRITABLE: Final = "make it yours and writable, then try again"
@@ -171,7 +164,7 @@ class SettingsFiles:
                 made.append(
                     journal.apply_file_settings(text or "", file, before, is_new=text is None)
                 )
-        with access_denied(f"cannot change {self._journals}", _WRITABLE):
+        with errors.access_denied(f"cannot change {self._journals}", _WRITABLE):
             make_private(self._journals.parent)
             make_private(self._journals)
             entries = [*(file_entries for _, file_entries in made), *earlier.values()]
@@ -186,7 +179,7 @@ class SettingsFiles:
         """
         written = self._read(client)
         if not written:
-            raise CorralError(
+            raise errors.CorralError(
                 f"corral connect {client} --write has written nothing that could be removed",
                 hint="corral connect shows which clients are connected",
             )
@@ -198,13 +191,13 @@ class SettingsFiles:
         restored = []
         for file, (text, left) in found:
             is_removed = file.is_new and journal.is_empty(text)
-            with access_denied(f"cannot change {file.path}", _WRITABLE):
+            with errors.access_denied(f"cannot change {file.path}", _WRITABLE):
                 if is_removed:
                     file.path.unlink(missing_ok=True)
                 else:
                     rewrite(file.path, text)
             restored.append((file.path, left, is_removed))
-        with access_denied(f"cannot change {self._journals}", _WRITABLE):
+        with errors.access_denied(f"cannot change {self._journals}", _WRITABLE):
             self._journal(client).unlink()
         return restored
 
@@ -218,7 +211,7 @@ class SettingsFiles:
         try:
             return journal.JOURNAL.validate_json(text)
         except ValueError as error:
-            raise SettingsInvalid(
+            raise errors.SettingsInvalid(
                 f"{path} cannot be read: {error}",
                 hint="restore the client's settings from their backup, then delete it",
             ) from error
@@ -230,7 +223,7 @@ def _report_format_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, LookupError) as error:
-        raise SettingsInvalid(
+        raise errors.SettingsInvalid(
             f"{path} cannot be changed safely: {error}", hint="correct it, then try again"
         ) from error
 
@@ -241,7 +234,7 @@ def _text(path: Path) -> str | None:
 
 
 def _write_text(path: Path, text: str) -> tuple[Path, Path | None]:
-    with access_denied(f"cannot change {path}", _WRITABLE):
+    with errors.access_denied(f"cannot change {path}", _WRITABLE):
         if not path.exists():
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomic(path, text)
@@ -322,7 +315,9 @@ def undo(name: str) -> CommandResult:
 def _client(name: str) -> programs.ClientProgram:
     by_name = {client.name: client for client in programs.CLIENTS}
     if name not in by_name:
-        raise CorralError(f"no client is named {name!r}", hint=f"clients: {', '.join(by_name)}")
+        raise errors.CorralError(
+            f"no client is named {name!r}", hint=f"clients: {', '.join(by_name)}"
+        )
     return by_name[name]
 
 

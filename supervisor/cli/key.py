@@ -22,13 +22,7 @@ from proxy.auth.keys_file import FILE_NAME, Key, parse_keys, render_keys
 from supervisor.backend.proxy_settings import api_keys, as_settings_invalid
 from supervisor.errors import SettingsInvalid, access_denied
 from supervisor.output import CommandResult, colored, table
-from supervisor.service.hook_commands import (
-    HookRun,
-    example,
-    hook_command,
-    hook_directory,
-    run_command,
-)
+from supervisor.service import hook_commands
 from supervisor.settings.load import Loaded, load
 from supervisor.settings.tables import CATCH_ALL, HookName
 from supervisor.slot_store.encryption import new_key, parse_key_ring, read_key_ring, with_newest
@@ -193,13 +187,13 @@ def try_hook(hook: str, config: Path | None) -> CommandResult:
     commands = loaded.settings.hooks.commands(hook)
     if not commands:
         raise SettingsInvalid(f"hooks.{hook} has no command", hint=_no_hooks(hook))
-    settings, directory = loaded.settings, hook_directory(loaded.path)
+    settings, directory = loaded.settings, hook_commands.hook_directory(loaded.path)
     model, node = next(iter(settings.models), _MODEL), next(iter(settings.nodes), _NODE)
-    event = example(hook, datetime.now(tz=UTC), model, node)
+    event = hook_commands.example(hook, datetime.now(tz=UTC), model, node)
 
-    async def run(words: tuple[str, ...]) -> HookRun:
-        command = hook_command(words, event, directory)
-        return await run_command(command, event.as_json(), settings.hooks.timeout_s)
+    async def run(words: tuple[str, ...]) -> hook_commands.HookRun:
+        command = hook_commands.hook_command(words, event, directory)
+        return await hook_commands.run_command(command, event.as_json(), settings.hooks.timeout_s)
 
     runs = [asyncio.run(run(words)) for words in commands]
     lines = [f"{colored('event', 'dim')} {event.as_json().decode().strip()}"]

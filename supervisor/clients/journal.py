@@ -23,34 +23,24 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.util import load_yaml_guess_indent
 from tomlkit.exceptions import TOMLKitError
 
-from supervisor.clients.programs import (
-    ABSENT,
-    KEY_VARIABLE,
-    ClientProgram,
-    Facts,
-    FileFormat,
-    FileSettings,
-    Place,
-    Step,
-    nest_value,
-)
+from supervisor.clients import programs
 
 
-def get_from_tree(tree: Any, place: Place) -> Any:
+def get_from_tree(tree: Any, place: programs.Place) -> Any:
     """Return the value at a place, or ABSENT."""
     for step in place:
-        if (key := _key(tree, step)) is ABSENT:
-            return ABSENT
+        if (key := _key(tree, step)) is programs.ABSENT:
+            return programs.ABSENT
         tree = tree[key]
     return tree
 
 
-def put_in_tree(tree: Any, place: Place, value: Any) -> None:
+def put_in_tree(tree: Any, place: programs.Place, value: Any) -> None:
     """Set a value; make the tables and lists that lead to it."""
     for number, step in enumerate(place):
         key, rest = _key(tree, step), place[number + 1 :]
-        if key is ABSENT:
-            value = nest_value(rest, value)
+        if key is programs.ABSENT:
+            value = programs.nest_value(rest, value)
             if isinstance(step, str):
                 tree[step] = value
             else:
@@ -62,38 +52,38 @@ def put_in_tree(tree: Any, place: Place, value: Any) -> None:
         tree = tree[key]
 
 
-def drop_from_tree(tree: Any, place: Place) -> None:
+def drop_from_tree(tree: Any, place: programs.Place) -> None:
     """Remove a value that is there."""
     *way, last = place
     parent = get_from_tree(tree, tuple(way))
     del parent[_key(parent, last)]
 
 
-def _key(tree: Any, step: Step) -> Any:
+def _key(tree: Any, step: programs.Step) -> Any:
     """Return the key or index of a step, or ABSENT; raises TypeError for another kind of value."""
     if isinstance(step, str):
         if not isinstance(tree, MutableMapping):
             raise TypeError(f"{step} stands in no table")
-        return step if step in tree else ABSENT
+        return step if step in tree else programs.ABSENT
     if not isinstance(tree, MutableSequence):
         raise TypeError(f"{step[1]} stands in no list")
     name, value = step
     items = (at for at, item in enumerate(tree) if isinstance(item, MutableMapping))
-    return next((at for at in items if tree[at].get(name) == value), ABSENT)
+    return next((at for at in items if tree[at].get(name) == value), programs.ABSENT)
 
 
 _LINE: Final = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)")
 
 
-def read_env(text: str, place: Place) -> Any:
+def read_env(text: str, place: programs.Place) -> Any:
     """Return the last value of a name, as a shell would."""
     found = [match[2] for line in text.splitlines() if (match := _match_name(line, place))]
-    return "".join(shlex.split(found[-1])) if found else ABSENT
+    return "".join(shlex.split(found[-1])) if found else programs.ABSENT
 
 
-def put_env(text: str, place: Place, value: Any) -> str:
+def put_env(text: str, place: programs.Place, value: Any) -> str:
     line = f"{place[0]}={shlex.quote(str(value))}"
-    if read_env(text, place) is ABSENT:
+    if read_env(text, place) is programs.ABSENT:
         end = "" if not text or text.endswith("\n") else "\n"
         return f"{text}{end}{line}\n"
     return _join_lines(
@@ -101,11 +91,11 @@ def put_env(text: str, place: Place, value: Any) -> str:
     )
 
 
-def drop_env(text: str, place: Place) -> str:
+def drop_env(text: str, place: programs.Place) -> str:
     return _join_lines([line for line in text.splitlines() if not _match_name(line, place)])
 
 
-def _match_name(line: str, place: Place) -> re.Match[str] | None:
+def _match_name(line: str, place: programs.Place) -> re.Match[str] | None:
     found = _LINE.fullmatch(line)
     return found if found and found[1] == place[0] else None
 
@@ -125,13 +115,13 @@ _JSON_INDENT: Final = re.compile(r'^([ \t]+)"', re.MULTILINE)
 _SPACES: Final = "  "
 
 
-def read_json(text: str, place: Place) -> Any:
+def read_json(text: str, place: programs.Place) -> Any:
     plain = _plain_json(text)
     start, end, rest = _deepest(plain, place)
-    return ABSENT if rest else json.loads(plain[start:end])
+    return programs.ABSENT if rest else json.loads(plain[start:end])
 
 
-def put_json(text: str, place: Place, value: Any) -> str:
+def put_json(text: str, place: programs.Place, value: Any) -> str:
     """Set a value; raises ValueError if a step of its place is in no object."""
     text = text if text.strip() else _EMPTY
     plain = _plain_json(text)
@@ -145,7 +135,7 @@ def put_json(text: str, place: Place, value: Any) -> str:
     indent = (
         _line_indent(text, members[0][0]) if members else _line_indent(text, start) + _unit(text)
     )
-    value = nest_value(rest[1:], value)
+    value = programs.nest_value(rest[1:], value)
     member = f"{json.dumps(rest[0])}: {_dump_json(text, indent, value)}"
     before = ", " if members and is_inline else f"{',' if members else ''}\n{indent}"
     after = text[at:]
@@ -154,7 +144,7 @@ def put_json(text: str, place: Place, value: Any) -> str:
     return text[:at] + before + member + after
 
 
-def drop_json(text: str, place: Place) -> str:
+def drop_json(text: str, place: programs.Place) -> str:
     """Remove a member with its comma, but no comment."""
     plain = _plain_json(text)
     parent = _deepest(plain, place[:-1])[0]
@@ -212,7 +202,7 @@ def _members(plain: str, at: int) -> list[tuple[int, str, int, int]]:
     return members
 
 
-def _deepest(plain: str, place: Place) -> tuple[int, int, Place]:
+def _deepest(plain: str, place: programs.Place) -> tuple[int, int, programs.Place]:
     """Return the range of the deepest value on the path to a place, and the rest of the path."""
     start, end = _skip_blanks(plain, 0), len(plain.rstrip())
     for number, step in enumerate(place):
@@ -242,25 +232,29 @@ def _unit(text: str) -> str:
 # the text without the value there, which must exist. All raise ValueError for a text of another
 # format, TypeError for an impossible place.
 Texts = tuple[
-    Callable[[str, Place], Any], Callable[[str, Place, Any], str], Callable[[str, Place], str]
+    Callable[[str, programs.Place], Any],
+    Callable[[str, programs.Place, Any], str],
+    Callable[[str, programs.Place], str],
 ]
 
 
 def _tree_texts(
-    load: Callable[[str, Place], Any], plain: Callable[[Any], Any], dump: Callable[[Any, str], str]
+    load: Callable[[str, programs.Place], Any],
+    plain: Callable[[Any], Any],
+    dump: Callable[[Any, str], str],
 ) -> Texts:
     """Return the functions of a format whose texts a library loads as trees and dumps again."""
 
-    def read(text: str, place: Place) -> Any:
+    def read(text: str, place: programs.Place) -> Any:
         found = get_from_tree(load(text, place), place)
-        return found if found is ABSENT else plain(found)
+        return found if found is programs.ABSENT else plain(found)
 
-    def put(text: str, place: Place, value: Any) -> str:
+    def put(text: str, place: programs.Place, value: Any) -> str:
         document = load(text, place)
         put_in_tree(document, place, value)
         return dump(document, text)
 
-    def drop(text: str, place: Place) -> str:
+    def drop(text: str, place: programs.Place) -> str:
         document = load(text, place)
         drop_from_tree(document, place)
         return dump(document, text)
@@ -268,7 +262,7 @@ def _tree_texts(
     return read, put, drop
 
 
-def _load_toml(text: str, _: Place) -> tomlkit.TOMLDocument:
+def _load_toml(text: str, _: programs.Place) -> tomlkit.TOMLDocument:
     try:
         return tomlkit.parse(text)
     except TOMLKitError as error:
@@ -293,7 +287,7 @@ def _comments(text: str) -> str:
     return "".join(line for line in lines if line.lstrip().startswith("#"))
 
 
-def _load_yaml(text: str, place: Place) -> Any:
+def _load_yaml(text: str, place: programs.Place) -> Any:
     """Return the document; an empty text gives the list or table that the place needs."""
     try:
         document = _yaml().load(text)
@@ -334,7 +328,7 @@ def _plain_yaml(value: Any) -> Any:
     return value
 
 
-TEXTS: Final[Mapping[FileFormat, Texts]] = MappingProxyType(
+TEXTS: Final[Mapping[programs.FileFormat, Texts]] = MappingProxyType(
     {
         "json": (read_json, put_json, drop_json),
         "toml": _tree_texts(_load_toml, _plain_toml, _dump_toml),
@@ -344,7 +338,7 @@ TEXTS: Final[Mapping[FileFormat, Texts]] = MappingProxyType(
 )
 
 
-def text_of(settings: FileSettings) -> str:
+def text_of(settings: programs.FileSettings) -> str:
     """Return the text of a new file with these settings."""
     text, (_, put, _) = "", TEXTS[settings.format]
     for place, value in {**settings.defaults, **settings.values}.items():
@@ -352,7 +346,7 @@ def text_of(settings: FileSettings) -> str:
     return text
 
 
-def notes_of(client: ClientProgram, facts: Facts) -> Sequence[str]:
+def notes_of(client: programs.ClientProgram, facts: programs.Facts) -> Sequence[str]:
     """Return what else the user must do, a sentence each."""
     notes = []
     model = facts.model
@@ -366,8 +360,8 @@ def notes_of(client: ClientProgram, facts: Facts) -> Sequence[str]:
             f"or raise ctx-size under [{flags}] if the model was trained for it"
         )
     if facts.needs_key:
-        same = client.key_variable == KEY_VARIABLE
-        source = "" if same else f' (export {client.key_variable}="${KEY_VARIABLE}")'
+        same = client.key_variable == programs.KEY_VARIABLE
+        source = "" if same else f' (export {client.key_variable}="${programs.KEY_VARIABLE}")'
         notes.append(f"{client.title} reads the API key from {client.key_variable}{source}")
     if facts.certificate and not client.writes_ca:
         notes.append(
@@ -384,7 +378,7 @@ def notes_of(client: ClientProgram, facts: Facts) -> Sequence[str]:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    place: Place
+    place: programs.Place
     written: Any
     before: tuple[Any, ...]  # the file's value before; empty if it had none
     kept: int  # how many steps of the place existed before
@@ -397,13 +391,13 @@ class FileEntries:
     """The written values of one file; `is_new` if we made the file."""
 
     path: Path
-    format: FileFormat
+    format: programs.FileFormat
     entries: tuple[Entry, ...]
     is_new: bool
 
 
 def apply_file_settings(
-    text: str, wanted: FileSettings, earlier: FileEntries | None, *, is_new: bool
+    text: str, wanted: programs.FileSettings, earlier: FileEntries | None, *, is_new: bool
 ) -> tuple[str, FileEntries]:
     """Return the text with the wanted values, and the entries to remember; raises ValueError.
 
@@ -413,17 +407,19 @@ def apply_file_settings(
         text, is_new = undo_entries(text, earlier)[0], earlier.is_new
     entries, (read, put, _) = [], TEXTS[wanted.format]
     places = wanted.defaults.items()
-    defaults = {place: value for place, value in places if read(text, place) is ABSENT}
+    defaults = {place: value for place, value in places if read(text, place) is programs.ABSENT}
     for place, value in {**defaults, **wanted.values}.items():
         now, depths = read(text, place), range(len(place), 0, -1)
-        kept = next((depth for depth in depths if read(text, place[:depth]) is not ABSENT), 0)
-        before = () if now is ABSENT else (now,)
+        kept = next(
+            (depth for depth in depths if read(text, place[:depth]) is not programs.ABSENT), 0
+        )
+        before = () if now is programs.ABSENT else (now,)
         entries.append(Entry(place, value, before, kept, is_default=place in defaults))
         text = put(text, place, value)
     return text, FileEntries(wanted.path, wanted.format, tuple(entries), is_new)
 
 
-def undo_entries(text: str, written: FileEntries) -> tuple[str, tuple[Place, ...]]:
+def undo_entries(text: str, written: FileEntries) -> tuple[str, tuple[programs.Place, ...]]:
     """Take back the written values; return the text, and the places changed since, which stay.
 
     Raises ValueError.
@@ -437,11 +433,11 @@ def undo_entries(text: str, written: FileEntries) -> tuple[str, tuple[Place, ...
 
 def _undo_each(
     text: str, written: FileEntries, entries: Sequence[Entry]
-) -> tuple[str, tuple[Place, ...]]:
-    left, (read, put, _) = list[Place](), TEXTS[written.format]
+) -> tuple[str, tuple[programs.Place, ...]]:
+    left, (read, put, _) = list[programs.Place](), TEXTS[written.format]
     for entry in entries:
         now = read(text, entry.place)
-        if now is ABSENT:
+        if now is programs.ABSENT:
             continue
         if now != entry.written:
             left.append(entry.place)

@@ -38,17 +38,7 @@ from proxy.auth.keys_file import FILE_NAME as KEYS_FILE
 from supervisor.builds.help import Flags, newest_flags
 from supervisor.errors import SettingsInvalid
 from supervisor.models.model_lookup import HUB, OLLAMA
-from supervisor.settings.import_flags import (
-    TRUE,
-    Converted,
-    ConvertedModel,
-    ModelOptions,
-    convert_commands,
-    given,
-    no_equivalent_notes,
-    read_command,
-    split_list,
-)
+from supervisor.settings import import_flags
 from supervisor.settings.import_shell import (
     engine_command,
     engine_commands,
@@ -107,7 +97,7 @@ _GLOBAL_KEYS: Final = frozenset(
 
 def convert_llama_swap(
     text: str, base: Path, environ: Mapping[str, str], known: Flags | None = None
-) -> Converted:
+) -> import_flags.Converted:
     """Convert settings whose relative paths start at `base`; `known` as in `convert_commands`.
 
     Raises SettingsInvalid: the text is not YAML, or is not a table.
@@ -123,15 +113,15 @@ def convert_llama_swap(
     if len(keys) < len(named):
         omitted.append("apiKeys: a variable of the environment is not set here")
     tables = _tables(whole, has_keys=bool(keys))
-    return Converted("llama-swap file", models, tables, tuple(omitted), keys=keys)
+    return import_flags.Converted("llama-swap file", models, tables, tuple(omitted), keys=keys)
 
 
 def _sort_out(
-    made: Iterable[ConvertedModel | str],
-) -> tuple[tuple[ConvertedModel, ...], tuple[str, ...]]:
+    made: Iterable[import_flags.ConvertedModel | str],
+) -> tuple[tuple[import_flags.ConvertedModel, ...], tuple[str, ...]]:
     """Return the models, and the sentences on those that were omitted."""
     found = list(made)
-    models = tuple(model for model in found if isinstance(model, ConvertedModel))
+    models = tuple(model for model in found if isinstance(model, import_flags.ConvertedModel))
     return models, tuple(reason for reason in found if isinstance(reason, str))
 
 
@@ -174,7 +164,7 @@ def _to_json_values(value: object, number: Iterator[int], depth: int) -> Any:
 
 def _llama_swap_model(
     name: str, entry: Mapping[str, Any], whole: Mapping[str, Any], base: Path, known: Flags | None
-) -> ConvertedModel | str:
+) -> import_flags.ConvertedModel | str:
     """Return a model, or a sentence that says why it was omitted."""
     macros = {**_macros(whole), **_macros(entry), "MODEL_ID": name}
     entry = expand_macros({**entry, "macros": None}, macros)
@@ -184,11 +174,11 @@ def _llama_swap_model(
         return f"{name}: its cmd does not start llama-server"
     assigned = dict(word.partition("=")[::2] for word in _texts(entry.get("env")))
     started = replace(started, variables={**assigned, **started.variables})
-    read = read_command(started, base, known)
+    read = import_flags.read_command(started, base, known)
     if read.keys:
         read.omitted.append("--api-key: llama-corral gives each engine a random key")
     read.omitted += _model_omitted(entry)
-    aliases, engine = _texts(entry.get("aliases")), given(engine=read.program)
+    aliases, engine = _texts(entry.get("aliases")), import_flags.given(engine=read.program)
     more = {"aliases": aliases, **engine, **_residency(name, entry, whole)}
     reason = "; ".join(read.omitted) or "its cmd names no model (--model)"
     return read.model(name, **more) or f"{name}: {reason}"
@@ -204,14 +194,14 @@ def _residency(name: str, entry: Mapping[str, Any], whole: Mapping[str, Any]) ->
     )
     return {
         "preload": name in preloaded,
-        **given(ttl_s=ttl_s, pinned=is_pinned),
-        **given(variants=_variants(name, _table_or_empty(entry, "filters"))),
+        **import_flags.given(ttl_s=ttl_s, pinned=is_pinned),
+        **import_flags.given(variants=_variants(name, _table_or_empty(entry, "filters"))),
     }
 
 
 def _variants(name: str, filters: Mapping[str, Any]) -> dict[str, Any]:
     """Convert `setParamsByID`, whose keys are NAME:VARIANT, to variants."""
-    strip = split_list(",".join(_texts(filters.get("stripParams"))))
+    strip = import_flags.split_list(",".join(_texts(filters.get("stripParams"))))
     members = _table_or_empty(filters, "setParams")
     found: dict[str, dict[str, Any]] = {
         key.removeprefix(f"{name}:"): {"set": _without_null({**members, **_table_or_empty(value)})}
@@ -234,7 +224,7 @@ def _model_omitted(entry: Mapping[str, Any]) -> Iterator[str]:
     by_id = _table_or_empty(filters, "setParamsByID")
     if by_id != _without_null(by_id):
         yield "null in setParamsByID: TOML has none"
-    yield from no_equivalent_notes(set(entry) - _NEEDLESS - _MODEL_KEYS)
+    yield from import_flags.no_equivalent_notes(set(entry) - _NEEDLESS - _MODEL_KEYS)
 
 
 def _tables(whole: Mapping[str, Any], *, has_keys: bool) -> dict[str, Any]:
@@ -243,17 +233,19 @@ def _tables(whole: Mapping[str, Any], *, has_keys: bool) -> dict[str, Any]:
         name: _node(expand_macros(_table_or_empty(peer), _macros(whole)))
         for name, peer in _table_or_empty(whole, "peers").items()
     }
-    proxy = {"listen": _DEFAULT_LISTEN, **given(api_keys_file=has_keys and KEYS_FILE)}
+    proxy = {"listen": _DEFAULT_LISTEN, **import_flags.given(api_keys_file=has_keys and KEYS_FILE)}
     return {
         "proxy": proxy,
-        **given(supervisor=given(load_timeout_s=load_timeout_s), nodes=nodes),
+        **import_flags.given(
+            supervisor=import_flags.given(load_timeout_s=load_timeout_s), nodes=nodes
+        ),
     }
 
 
 def _node(peer: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "url": "".join(_texts(peer.get("proxy"))),
-        **given(models=_texts(peer.get("models"))),
+        **import_flags.given(models=_texts(peer.get("models"))),
     }
 
 
@@ -266,7 +258,7 @@ def _omitted_keys(whole: Mapping[str, Any]) -> Iterator[str]:
             )
     if any(_groups(whole)):
         yield "groups: models stay loaded together while memory has room; limits are not needed"
-    yield from no_equivalent_notes(set(whole) - _NEEDLESS - _GLOBAL_KEYS)
+    yield from import_flags.no_equivalent_notes(set(whole) - _NEEDLESS - _GLOBAL_KEYS)
 
 
 def _groups(whole: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -343,9 +335,9 @@ _SAME_FLAGS: Final = frozenset(
 )
 
 
-def convert_modelfile(text: str, base: Path, known: Flags | None = None) -> Converted:
+def convert_modelfile(text: str, base: Path, known: Flags | None = None) -> import_flags.Converted:
     """Convert a Modelfile, named after its GGUF file. Raises SettingsInvalid: it has no FROM."""
-    options = ModelOptions(known or newest_flags(), base)
+    options = import_flags.ModelOptions(known or newest_flags(), base)
     stops, more = list[str](), dict[str, Any]()
     lines = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
     for found in _INSTRUCTION.finditer(lines):
@@ -368,10 +360,10 @@ def convert_modelfile(text: str, base: Path, known: Flags | None = None) -> Conv
         options.notes.append("stop counts for requests of NAME:ollama, a variant of the model")
         more["variants"] = {"ollama": {"stop": stops}}
     made = options.model(**more)
-    return Converted("Modelfile", (made,) if made else ())
+    return import_flags.Converted("Modelfile", (made,) if made else ())
 
 
-def _take(options: ModelOptions, word: str, value: str) -> None:
+def _take(options: import_flags.ModelOptions, word: str, value: str) -> None:
     if word == "FROM":
         options.take("model", _source(value))
     elif word == "ADAPTER":
@@ -401,7 +393,9 @@ _LOAD: Final = "load-on-startup"
 _OF_THE_ROUTER: Final = frozenset({"stop-timeout", "dedup-cache-models"})
 
 
-def convert_router_preset(text: str, base: Path, known: Flags | None = None) -> Converted:
+def convert_router_preset(
+    text: str, base: Path, known: Flags | None = None
+) -> import_flags.Converted:
     """Convert a preset; paths start at `base`. Raises SettingsInvalid: the text is not a preset."""
     sections = _read(text)
     shared = sections.get(_ALL, {})
@@ -410,7 +404,7 @@ def convert_router_preset(text: str, base: Path, known: Flags | None = None) -> 
         for name, section in sections.items()
         if name not in {_ALL, _TOP}
     )
-    return Converted("router preset", models, {}, omitted)
+    return import_flags.Converted("router preset", models, {}, omitted)
 
 
 def _read(text: str) -> dict[str, dict[str, str]]:
@@ -428,12 +422,12 @@ def _read(text: str) -> dict[str, dict[str, str]]:
 
 def _preset_model(
     name: str, section: Mapping[str, str], base: Path, known: Flags
-) -> ConvertedModel | str:
+) -> import_flags.ConvertedModel | str:
     """Return a model, or a sentence that says why it was omitted."""
-    options, is_preloaded = ModelOptions(known, base), False
+    options, is_preloaded = import_flags.ModelOptions(known, base), False
     for key, value in section.items():
         if key == _LOAD:
-            is_preloaded = value.lower() in TRUE
+            is_preloaded = value.lower() in import_flags.TRUE
         elif key in _OF_THE_ROUTER:
             options.omitted.append(f"no equivalent: {key}")
         elif not options.take_variable(key, value):
@@ -446,7 +440,7 @@ def _preset_model(
 
 def convert_compose(
     text: str, base: Path, environ: Mapping[str, str], known: Flags | None = None
-) -> Converted:
+) -> import_flags.Converted:
     """Convert the services of a compose file; raises SettingsInvalid if none is llama-server."""
     services = read_yaml(text, "a compose file").get("services")
     commands, omitted = list[str](), list[str]()
@@ -462,7 +456,9 @@ def convert_compose(
             "no service of this compose file is llama-server",
             hint="corral import -- llama-server -m FILE.gguf … takes over a command line",
         )
-    return convert_commands("\n".join(commands), base, known, more_omitted=tuple(omitted))
+    return import_flags.convert_commands(
+        "\n".join(commands), base, known, more_omitted=tuple(omitted)
+    )
 
 
 def _words(service: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
@@ -535,14 +531,14 @@ def kind_of(text: str) -> SourceKind:
 
 def convert(
     text: str, kind: SourceKind, base: Path, environ: Mapping[str, str], known: Flags | None = None
-) -> Converted:
+) -> import_flags.Converted:
     """Convert a text whose relative paths start at `base`; `environ` has the text's variables.
 
     `known` as in `convert_commands`. Raises SettingsInvalid: the text is not of that kind.
     """
     match kind:
         case "command":
-            return convert_commands(text, base, known)
+            return import_flags.convert_commands(text, base, known)
         case "compose":
             return convert_compose(text, base, environ, known)
         case "llama-swap":
@@ -553,7 +549,7 @@ def convert(
             return convert_modelfile(text, base, known)
 
 
-def render(converted: Converted) -> str:
+def render(converted: import_flags.Converted) -> str:
     """Return the text of `corral.toml`, with omissions and notes in comments."""
     document = tomlkit.document()
     document.add(tomlkit.comment(f"From a {converted.source}."))
