@@ -355,6 +355,9 @@ class ProxySettings(SettingsTable):
     slot_save_pause_max_ms: int = Field(200, ge=0, le=60_000)
     """longest expected pause of running streams while a conversation of their engine is saved to
     disk, in ms; 0: nothing is saved while they run"""
+    ahead_share: float = Field(0.2, ge=0, le=1)
+    """share of its time that an idle engine may compute the next turns of conversations before they
+    come; 0: never"""
     prefix_index_max_blocks: int = Field(200_000, ge=1, le=100_000_000)
     """blocks of prompts in the prefix index"""
     api_keys_file: ExpandedPath | None = None

@@ -64,6 +64,7 @@ _TABLE: Final[Mapping[str, tuple[Level, str]]] = {
     "slots.key_missing": ("warning", "files keys"),
     "slots.restore_unused": ("warning", "instance model expected cached"),
     "prompt.prefilled": ("info", "instance model run prompt tokens cached"),
+    "next_turn.computed": ("info", "instance model tokens computed duration_ms"),
     "prefix.saved": ("info", "instance model tokens cached size_bytes"),
     "prompt.stored": ("info", "model prompt tokens"),
     "prompt.store_failed": ("warning", "model reason"),

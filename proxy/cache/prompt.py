@@ -336,6 +336,13 @@ def message_parts(message: object) -> list[Part]:
     return parts
 
 
+def has_text_only(messages: object) -> bool:
+    given = messages if isinstance(messages, list) else []
+    contents = [message.get("content") for message in given if isinstance(message, dict)]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return all(isinstance(part, dict) and part.get("type") == "text" for part in parts)
+
+
 def _content(role: str, content: object) -> list[Part]:
     if isinstance(content, str):
         stripped = content.strip()

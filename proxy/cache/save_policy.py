@@ -1,5 +1,7 @@
 """Saving slots to files and restoring them: the storage, its counters, and whether a save pays.
 
+Also whether it pays to compute a conversation's next turn before it comes.
+
 A save pays if recomputing the prompt takes longer than the engine's pause for the save, which its
 request and each stream that decodes there wait for. The prompt counts by the probability that its
 conversation returns and that its cache is lost until then.
@@ -299,6 +301,8 @@ class SlotFileMeasures:
         return max(_LEAST_LOSS, self._loss)
 
 
+# Time for which an unused share of time is saved up.
+_SAVED_S: Final = 300.0
 # Estimates are wrong by up to a factor of two, and disk time has a cost too.
 _MARGIN: Final = 2.0
 # The most that the save of an idle engine may delay the next turn, on average.
@@ -363,6 +367,48 @@ def due_in_s(case: SaveCase) -> float:
     if is_short or not case.streams:
         return 0.0
     return max(0.0, _TOKENS_BETWEEN - case.decoded) * case.gap_s
+
+
+@dataclass(frozen=True, slots=True)
+class NextTurnCase:
+    """One conversation whose next turn could be computed before it comes."""
+
+    tokens: int  # Tokens that would be computed ahead.
+    # Tokens of these that the next turn finds even so: those before a checkpoint of the engine.
+    found_tokens: int
+    return_p: float  # Probability that the conversation returns.
+    loss_p: float  # Probability that neither a slot nor the host cache holds it then.
+    # Probability that the next turn continues all that the slot holds without any work.
+    kept_p: float
+
+
+# Tokens computed ahead for each one that a client then need not wait for.
+_AHEAD_COST_MAX: Final = 10.0
+
+
+def pays_to_compute_ahead(case: NextTurnCase) -> bool:
+    """Return whether clients gain a tenth of the idle time that computing ahead takes."""
+    lost = case.tokens - (1 - case.loss_p) * case.found_tokens
+    gained = case.return_p * (1 - case.kept_p) * lost
+    return lost >= _WORTH_TOKENS and gained * _AHEAD_COST_MAX >= case.tokens - case.found_tokens
+
+
+class IdleBudget:
+    """Seconds that an engine may work for nobody: a share of time, saved for at most 5 minutes."""
+
+    def __init__(self, share: float, now_s: float) -> None:
+        self._share = share
+        self._left_s = self._most_s = share * _SAVED_S
+        self._at_s = now_s
+
+    def allows(self, duration_s: float, now_s: float) -> bool:
+        """Return whether work may begin; work that takes longer than all of it needs all of it."""
+        passed_s, self._at_s = now_s - self._at_s, now_s
+        self._left_s = min(self._most_s, self._left_s + self._share * passed_s)
+        return self._share > 0 and self._left_s >= min(duration_s, self._most_s)
+
+    def spend(self, duration_s: float) -> None:
+        self._left_s -= duration_s
 
 
 def pays_to_restore(more_tokens: int, cost_tokens: int) -> bool:

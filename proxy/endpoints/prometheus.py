@@ -36,6 +36,7 @@ from proxy.observe.metrics import (
 from proxy.observe.record import Emit, InFlight, InFlightRequest
 from proxy.request.models import ModelInfo
 from proxy.router.lease import InstanceStats
+from proxy.router.next_turns import NextTurnCounts
 from proxy.router.queue import QueueStats
 from proxy.router.router import Router
 from proxy.router.slots import TierUse
@@ -53,6 +54,11 @@ _BY_OPERATION: Final[Mapping[str, Callable[[OperationCounts], float]]] = {
     "slot_file_tokens": lambda counts: counts.tokens,
     "slot_file_bytes": lambda counts: counts.size_bytes,
     "slot_file_seconds": lambda counts: counts.duration_s,
+}
+_AHEAD: Final[Mapping[str, Callable[[NextTurnCounts], float]]] = {
+    "next_turns_computed": lambda counts: counts.computed,
+    "next_turns_aborted": lambda counts: counts.aborted,
+    "next_turn_seconds": lambda counts: counts.duration_s,
 }
 
 
@@ -73,6 +79,20 @@ def cache_metrics(router: Router) -> Iterator[Metric]:
         yield _counter(name, done)
     skipped: _Values = dict(router.saves_skipped.items())
     yield _counter("slot_file_saves_skipped", skipped)
+    ahead = router.next_turns.counts
+    for name, of_model in _AHEAD.items():
+        values: _Values = {(model,): of_model(counts) for model, counts in ahead.items()}
+        yield _counter(name, values)
+    tokens: _Values = {
+        (model, result): count
+        for model, counts in ahead.items()
+        for result, count in (
+            ("computed", counts.computed_tokens),
+            ("used", counts.used_tokens),
+            ("missed", counts.missed_tokens),
+        )
+    }
+    yield _counter("next_turn_tokens", tokens)
 
 
 _PREFIX: Final = "corral_"

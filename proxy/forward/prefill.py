@@ -32,7 +32,7 @@ from typing import Any, Final, TypeGuard
 import orjson
 from multidict import CIMultiDict
 
-from proxy.cache.prompt import BLOCK_TOKENS
+from proxy.cache.prompt import BLOCK_TOKENS, has_text_only
 from proxy.common.headers import JSON
 from proxy.errors import UpstreamConnectFailed, UpstreamFailed, UpstreamTimeout
 from proxy.http.api_formats import data_event
@@ -369,16 +369,9 @@ def _is_plain_text(request: ProxyRequest) -> bool:
     if members.get("cache_prompt") is False or members.get("lora") or not is_single(members):
         return False
     if request.kind is EndpointKind.CHAT:
-        return _has_text_only(members.get("messages"))
+        return has_text_only(members.get("messages"))
     prompt = members.get("prompt")
     return request.kind in _TEXTS and (isinstance(prompt, str) or _are_tokens(prompt))
-
-
-def _has_text_only(messages: object) -> bool:
-    given = messages if isinstance(messages, list) else []
-    contents = [message.get("content") for message in given if isinstance(message, dict)]
-    parts = [part for content in contents if isinstance(content, list) for part in content]
-    return all(isinstance(part, dict) and part.get("type") == "text" for part in parts)
 
 
 def _are_tokens(tokens: object) -> TypeGuard[list[int]]:

@@ -122,6 +122,7 @@ class CacheFinding(NamedTuple):
     own: int | None = None
     # For how long the request waited for another one, which computed the beginning of both.
     beginning_wait_ms: float | None = None
+    ahead: int = 0  # Tokens of `found` that were computed before the request came.
 
     @property
     def lost(self) -> int:

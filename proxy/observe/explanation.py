@@ -91,6 +91,8 @@ def _cache_sentence(found: CacheFinding) -> str:
 
 def _found_clause(found: CacheFinding) -> str:
     of_prompt = f"{found.found} of {found.tokens} prompt tokens were"
+    if found.ahead and found.tier != Tier.DISK:
+        return f"{of_prompt} in the cache ({found.ahead} computed ahead)"
     if found.tier != Tier.DISK:
         return f"{of_prompt} in the cache"
     if found.restore_ms is None:

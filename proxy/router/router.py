@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mappi
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from proxy.cache.fingerprint import ConversationFingerprint, RestoredSlot, SlotFile
 from proxy.cache.index import PrefixIndex
@@ -59,6 +59,7 @@ from proxy.router.lease import (
     slot_use,
 )
 from proxy.router.model_queue import Load, ModelDemand, ModelQueue, ModelQueues
+from proxy.router.next_turns import NextTurns
 from proxy.router.queue import QueuedRequest, queue_entry
 from proxy.router.registry import Instances, InstanceTasks
 from proxy.router.slot_saver import SlotSaver
@@ -131,6 +132,16 @@ class Router:
             self.registry, responds, self.queues.assign_slots, self._tasks
         )
         self._saver = SlotSaver(self.cache, settings, self.storage, clock, list_slots, self._tasks)
+        # Next turns of conversations, computed while an instance is idle.
+        self.next_turns = NextTurns(
+            prefix_index=self.cache,
+            settings=settings,
+            saver=self._saver,
+            clock=clock,
+            list_slots=list_slots,
+            tasks=self._tasks,
+            emit=emit,
+        )
         # The number of conversations that were not saved, by model and reason.
         self.saves_skipped: Mapping[tuple[str, NoFile], int] = self._saver.skipped
         self._slot_selector = SlotSelector(self.cache, self.registry, settings, self._saver)
@@ -158,6 +169,8 @@ class Router:
     def withdraw(self, name: str) -> None:
         """Route no more requests to an instance; those in flight continue."""
         if instance := self.registry.get(name):
+            if instance in self.next_turns.running:
+                self.next_turns.abort(instance)
             self.registry.withdraw(instance)
             self.queues[instance.upstream.model].note_withdrawal(instance)
 
@@ -374,6 +387,8 @@ class Router:
         try:
             self._crash_suspects.check(request)  # an equal request may have crashed meanwhile
             with lease:
+                if lease.is_taken and lease.instance in self.next_turns.running:
+                    self.next_turns.abort(lease.instance)
                 if request.keep_alive_s is not None and lease.upstream.node is None:
                     self.signals.keep_alive(request.model, request.keep_alive_s)
                 self._first_byte_monitor.watch(lease)
@@ -460,7 +475,7 @@ class Router:
             if is_apart and lease.owners:
                 lease.owners.end(request.owner, lease.id_slot)
             if prompt and lease.slot:
-                self._record_slot(lease, lease.slot, prompt, timings)
+                self._record_slot(lease, lease.slot, prompt, timings, completed.reply)
 
     async def _acquire(self, queue: ModelQueue, queued: QueuedRequest, load: Load | None) -> Lease:
         """Return the lease of a request that may have to wait, or takes no slot."""
@@ -485,7 +500,14 @@ class Router:
 
         return Lease(request, min(fresh or instances, key=order), self._clock)
 
-    def _record_slot(self, lease: Lease, slot: Slot, prompt: Prompt, timings: Timings) -> None:
+    def _record_slot(
+        self,
+        lease: Lease,
+        slot: Slot,
+        prompt: Prompt,
+        timings: Timings,
+        reply: Mapping[str, Any] | None,
+    ) -> None:
         name = lease.upstream.name
         if lease.restored_tokens and lease.id_slot is not None:
             self.signals.restore_verified(name, lease.restored_tokens, timings)
@@ -500,6 +522,8 @@ class Router:
             slot_map.set_conversation(slot, lease.conversation, held, prompt.blocks)
             if lease.upstream.cache_key:
                 self._saver.note_turn(lease, timings)
+            if reply and (ahead := self.next_turns.note_turn(lease, timings, reply)):
+                lease.finding = lease.finding and lease.finding._replace(ahead=ahead)
 
     def _release(self, lease: Lease, held: Iterable[int] = ()) -> None:
         """Free one slot, and report its use; `held` are the tokens in idle slots."""
@@ -508,6 +532,8 @@ class Router:
             lease.is_taken = False
             self.signals.slots_freed(lease, slot_use(lease, 1 + len(lease.beside), held))
         self.queues[lease.request.model].release(lease)
+        if self.next_turns.due:
+            self.next_turns.note_end(lease.instance)
         if lease.upstream.cache_key:
             self._saver.note_end(lease.instance)
 

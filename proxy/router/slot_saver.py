@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
 from proxy.cache.fingerprint import ConversationFingerprint
-from proxy.cache.holders import SavedPrompt
+from proxy.cache.holders import Conversation, SavedPrompt
 from proxy.cache.host_cache import SlotContent
 from proxy.cache.index import PrefixIndex
 from proxy.cache.prompt import BLOCK_TOKENS, shared_blocks
@@ -86,6 +86,8 @@ class SlotSaver:
         self._tasks = tasks
         self._works: dict[RoutingTarget, _Work] = {}
         self._measures = prefix_index.measures
+        # An idle engine saves these only once their next turn is computed, or is not to be.
+        self.postponed: OrderedDict[Conversation, RoutingTarget] = OrderedDict()
         self._saved_at_s: dict[str, float] = {}
         # The number of conversations that were not saved, by model and reason.
         self.skipped: Counter[tuple[str, NoFile]] = Counter()
@@ -284,7 +286,9 @@ class SlotSaver:
 
     def _worth_saving(self, work: _Work) -> _Worth:
         """Return the slots to save, in the order in which the engine takes them."""
-        idle = (slot for slot in work.slot_map.idle if slot.conversation)
+        later = () if work.instance.leases else self.postponed
+        found = work.slot_map.idle
+        idle = (slot for slot in found if slot.conversation and slot.conversation not in later)
         new = (slot for slot in idle if work.failed.get(slot) != slot.freed_tick)
         cases = ((slot, self.case(work.instance, slot.content)) for slot in new)
         most_s = self._pause_max_s

@@ -271,6 +271,14 @@ def _files(status: messages.CacheStatus, now: datetime) -> Iterator[str]:
         parts.append(f"the oldest is {duration(max(0.0, age_s))} old")
     if parts:
         yield f"{status.model} on disk: {', '.join(parts)}"
+    ahead = status.next_turns
+    if ahead.computed or ahead.aborted:
+        aborted = f", {ahead.aborted} aborted" if ahead.aborted else ""
+        yield (
+            f"{status.model} computed ahead: {_count(ahead.computed, 'next turn')}{aborted}, "
+            f"{ahead.computed_tokens} tokens in {duration(ahead.duration_s)}; then found "
+            f"{ahead.used_tokens}, not found {ahead.missed_tokens}"
+        )
 
 
 def _disk(disk: messages.SlotDiskStatus) -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import Final
 
 from proxy.cache.save_policy import ModelCounts, OperationCounts, no_counts
 from proxy.observe.cache_finding import Tier
+from proxy.router.next_turns import NextTurnCounts
 from proxy.router.router import Router
 from proxy.router.slots import CacheContents, TierUse
 from supervisor.daemon import control_messages as messages
@@ -35,6 +36,7 @@ def caches_status(
             contents=contents.get(name),
             use=router.cache_use.models.get(name, _NO_USE),
             counts=router.storage.counts.get(name),
+            ahead=router.next_turns.counts.get(name),
             not_saved_reason=not_persisted_reason(models[name]) if name in models else None,
         )
         for name in dict.fromkeys((*models, *on_disk))
@@ -63,13 +65,14 @@ def _size_bytes(saved: Iterable[Manifest]) -> int:
     return sum(manifest.size_bytes for manifest in saved)
 
 
-def cache_status(
+def cache_status(  # noqa: PLR0913 (all by name)
     model: str,
     saved: Sequence[Manifest],
     *,
     contents: CacheContents | None = None,
     use: Mapping[Tier, TierUse] = _NO_USE,
     counts: ModelCounts | None = None,
+    ahead: NextTurnCounts | None = None,
     not_saved_reason: str | None = None,
 ) -> messages.CacheStatus:
     """Return the tiers of a model; `contents` is None if no instance of it runs."""
@@ -84,6 +87,7 @@ def cache_status(
         oldest_at=oldest.isoformat(timespec="seconds") if oldest else None,
         saves=_file_status((counts or no_counts())["save"]),
         restores=_file_status((counts or no_counts())["restore"]),
+        next_turns=messages.NextTurnStatus.of(ahead or NextTurnCounts()),
         skipped={},
         not_saved_reason=not_saved_reason,
     )

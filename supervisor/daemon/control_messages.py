@@ -156,6 +156,21 @@ class SlotFileStatus(Message):
     duration_s: float
 
 
+class NextTurnStatus(Message):
+    """Next turns computed before they came, since the daemon's start.
+
+    `aborted`: by requests. `used_tokens`: of the `computed_tokens`, those that the next turn found;
+    `missed_tokens`: those that it did not find. `duration_s`: time that engines spent.
+    """
+
+    computed: int
+    aborted: int
+    computed_tokens: int
+    used_tokens: int
+    missed_tokens: int
+    duration_s: float
+
+
 class SlotDiskStatus(Message):
     """The slot files of all models. Without a daemon only `size_bytes` is known.
 
@@ -190,6 +205,7 @@ class CacheStatus(Message):
     oldest_at: str | None
     saves: SlotFileStatus
     restores: SlotFileStatus
+    next_turns: NextTurnStatus
     skipped: dict[str, int]
     not_saved_reason: str | None
 

@@ -1,14 +1,16 @@
 """Models of other kinds are served, swapped for each other, and keep their conversations."""
 
 import json
+import os
 import random
+import signal
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import tiny_bert, tiny_clip, tiny_gguf, tiny_hybrid
-from support.corral_cli import CorralCli
+from support.corral_cli import CorralCli, until
 
 # Each takes about 40 MiB at its start: two fit, three do not.
 SETTINGS = """
@@ -100,7 +102,8 @@ def test_each_kind_is_served_and_swapped_and_conversations_are_kept(models: Corr
     assert len(ranks["results"]) == 2
     states = models.model_states()
     assert states["vision"] == states["hybrid"] == "unloaded"
-    assert turn(models, "hybrid", hybrid)[1]["cache_n"] == held(of_hybrid)
+    # More where the beginning of the next message was computed ahead.
+    assert turn(models, "hybrid", hybrid)[1]["cache_n"] >= held(of_hybrid)
     # Its answer may become other tokens as part of the next prompt.
     assert turn(models, "vision", seen)[1]["cache_n"] >= 0.95 * held(with_picture)
     for model, least in (("hybrid", held(of_hybrid)), ("vision", 0.95 * held(with_picture))):
@@ -121,3 +124,45 @@ def test_a_restored_conversation_is_not_taken_for_one_with_another_picture(
     assert restored[1]["content"] == of_blue[1]["content"] != of_red[1]["content"]
     assert 0 < again["cache_n"] < 0.5 * held(timings)
     assert again["prompt_n"] > tiny_clip.TOKENS
+
+
+def reasoned_turn(corral: CorralCli, messages: Messages) -> tuple[Messages, Any]:
+    """Return the conversation with its next turn, once that is computed ahead, and the timings."""
+    before = len(corral.events("next_turn.computed"))
+    body = {"model": "chat", "messages": messages, "max_tokens": 64, "temperature": 0}
+    answer = ask(corral, "/v1/chat/completions", grammar=tiny_gguf.REASONED, **body)
+    said = answer["choices"][0]["message"]
+    assert "reasoning_content" in said
+    until(lambda: len(corral.events("next_turn.computed")) > before)
+    then = [{"role": "assistant", "content": said["content"]}, {"role": "user", "content": "and?"}]
+    return [*messages, *then], answer["timings"]
+
+
+@pytest.mark.parametrize("kind", ["hybrid", "window"])
+def test_the_next_turn_is_found_where_the_template_leaves_out_the_reasoning(
+    corral: CorralCli, tmp_path: Path, kind: str
+) -> None:
+    model, template = tmp_path / "model.gguf", tiny_gguf.REASONING_TEMPLATE
+    if kind == "hybrid":
+        tiny_hybrid.make(model, mode="cycle", chat_template=template)
+    else:
+        tiny_gguf.make(model, mode="cycle", layers=6, window=64, chat_template=template)
+    corral.configure(
+        f'[models.chat]\npath = "{model}"\n'
+        "flags = { threads = 1, ctx-size = 4096, parallel = 2 }\n"
+    )
+    corral.ok("start")
+    second, _ = reasoned_turn(corral, story())
+    third, timings = reasoned_turn(corral, second)
+    first_ahead, second_ahead = (event["tokens"] for event in corral.events("next_turn.computed"))
+    assert timings["cache_n"] == first_ahead
+    assert "computed ahead" in corral.ok("slots")
+    corral.ok("slots", "save")
+    engines = corral.engines()
+    os.kill(corral.daemon_pid, signal.SIGKILL)
+    for engine in engines:
+        engine.kill()
+    until(lambda: not corral.engines())
+    corral.ok("start")
+    _, restored = reasoned_turn(corral, third)
+    assert restored["cache_n"] == second_ahead

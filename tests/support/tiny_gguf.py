@@ -26,6 +26,18 @@ CHAT_TEMPLATE: Final = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
+# It leaves out the reasoning of earlier answers.
+REASONING_TEMPLATE: Final = (
+    "{% for message in messages %}"
+    "{% set content = message['content'] %}"
+    "{% if '</think>' in content %}{% set content = content.split('</think>')[-1] %}{% endif %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + content + '<|im_end|>\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}"
+)
+# An answer that begins with reasoning.
+REASONED: Final = 'root ::= "abcdefgh</think>a river and a stone"'
+
 # Dimension 0 of the residual stream is this constant: no layer writes to it, so that an output row
 # can forbid its token by a large negative weight there.
 _CONSTANT: Final = 4.0

@@ -27,7 +27,12 @@ _TRUNK: Final = tuple(f"blk.{layer}." for layer in range(_LAYERS))
 
 
 def make(
-    path: Path, *, mode: tiny_gguf.Mode = "random", ctx: int = 2048, drafts: bool = False
+    path: Path,
+    *,
+    mode: tiny_gguf.Mode = "random",
+    ctx: int = 2048,
+    drafts: bool = False,
+    chat_template: str = tiny_gguf.CHAT_TEMPLATE,
 ) -> Path:
     """Write a GGUF and return its path.
 
@@ -36,8 +41,9 @@ def make(
         mode: What the model says, as of `tiny_gguf.make`.
         ctx: Context length the model claims to be trained for, in tokens.
         drafts: Whether it has a layer that drafts; with mode `cycle` its drafts are right.
+        chat_template: The template to store.
     """
-    return _write(path, mode, ctx, drafts=drafts)
+    return _write(path, mode, ctx, drafts=drafts, chat_template=chat_template)
 
 
 def make_drafts(path: Path) -> Path:
@@ -46,7 +52,13 @@ def make_drafts(path: Path) -> Path:
 
 
 def _write(
-    path: Path, mode: tiny_gguf.Mode, ctx: int, *, drafts: bool, has_trunk: bool = True
+    path: Path,
+    mode: tiny_gguf.Mode,
+    ctx: int,
+    *,
+    drafts: bool,
+    has_trunk: bool = True,
+    chat_template: str = tiny_gguf.CHAT_TEMPLATE,
 ) -> Path:
     tokens, types = tiny_gguf.vocabulary(0)
     writer = gguf.GGUFWriter(path, _ARCHITECTURE)
@@ -71,7 +83,7 @@ def _write(
     if drafts:
         writer.add_uint32(f"{_ARCHITECTURE}.nextn_predict_layers", 1)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
-    tiny_gguf.add_tokenizer(writer, tokens, types, tiny_gguf.CHAT_TEMPLATE)
+    tiny_gguf.add_tokenizer(writer, tokens, types, chat_template)
     found = _tensors(mode, tokens, types, drafts=drafts).items()
     kept = ((name, entry) for name, entry in found if has_trunk or not name.startswith(_TRUNK))
     tiny_gguf.write(writer, kept)

@@ -7,10 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.cache.save_policy import (
+    IdleBudget,
+    NextTurnCase,
     SaveCase,
     due_in_s,
     idle_before_save_s,
     is_worth_saving,
+    pays_to_compute_ahead,
     pays_to_restore,
 )
 
@@ -120,3 +123,36 @@ def test_a_file_is_restored_where_it_has_more_than_the_caches() -> None:
     assert not pays_to_restore(31, 1)
     assert not pays_to_restore(200, 101)
     assert not pays_to_restore(-1500, 1)
+
+
+@pytest.mark.parametrize(
+    ("case", "pays"),
+    [
+        # A recurrent model: all of it is lost, or all but what was computed ahead before.
+        (NextTurnCase(4000, 0, return_p=0.5, loss_p=0.5, kept_p=0.0), True),
+        (NextTurnCase(4000, 3800, return_p=0.5, loss_p=0.5, kept_p=0.0), True),
+        # A template that keeps answers as they were generated.
+        (NextTurnCase(4000, 0, return_p=0.5, loss_p=0.5, kept_p=1.0), False),
+        # Conversations that seldom return.
+        (NextTurnCase(4000, 0, return_p=0.05, loss_p=0.5, kept_p=0.0), False),
+        # A model that continues any prefix loses the answer alone.
+        (NextTurnCase(4000, 3600, return_p=0.5, loss_p=0.0, kept_p=0.0), True),
+        (NextTurnCase(4000, 3980, return_p=0.5, loss_p=0.0, kept_p=0.0), False),
+    ],
+)
+def test_computing_ahead_pays_if_clients_gain_a_tenth_of_the_time(
+    case: NextTurnCase,
+    pays: bool,  # noqa: FBT001 (a row of the table)
+) -> None:
+    assert pays_to_compute_ahead(case) is pays
+
+
+def test_an_engine_works_ahead_for_a_share_of_its_time() -> None:
+    budget = IdleBudget(0.2, 0.0)
+    assert budget.allows(60.0, 0.0)
+    budget.spend(90.0)
+    assert not budget.allows(1.0, 100.0)
+    assert budget.allows(1.0, 160.0)
+    assert not budget.allows(1000.0, 160.0)
+    assert budget.allows(1000.0, 500.0)  # longer work waits until all is saved up
+    assert not IdleBudget(0.0, 0.0).allows(0.0, 1000.0)

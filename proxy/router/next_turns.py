@@ -1,0 +1,527 @@
+"""Computes what the next turn of a conversation begins with, in its slot, before that turn comes.
+
+A template may write an answer in another way than it was generated, for instance without its
+reasoning. The next turn then differs from what the slot holds. A recurrent state cannot be cut
+back, so such a turn is computed again from a checkpoint, or from its first token, and a slot file
+of the state is useless. So after an answer, the history is rendered as the next turn will send it:
+twice, with different next messages, because what both prompts have in common is what any next turn
+begins with. Of that, the engine computes what the slot lacks. The slot, and its file, then hold a
+pure beginning of the next turn.
+
+This happens only on an engine without requests, and only if it pays (`pays_to_compute_ahead`). No
+lease is held: a request that gets the instance aborts the work at once, and finds its slot as if it
+were idle; if it names the slot, it waits for the end of the engine's batch. A model that continues
+any prefix is computed in chunks of a tenth of a second. One with a recurrent state or a sliding
+window is not: the engine would keep a checkpoint, a copy of the state, for each chunk.
+
+What a client sends back of an answer is learned from its next turn: whole or trimmed, with or
+without the reasoning, and how a call without text is written. A wrong guess costs idle time alone.
+
+Source: llama-server, build 10434: `n_predict` 0 leaves exactly the prompt in the slot;
+`/v1/chat/completions` tokenizes what `/apply-template` returns, with special tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from typing import Any, Final, Literal, NamedTuple
+
+import orjson
+from multidict import CIMultiDict
+
+from proxy.cache.holders import Conversation
+from proxy.cache.host_cache import EMPTY, SlotContent
+from proxy.cache.index import CacheHint, PrefixIndex
+from proxy.cache.prompt import has_text_only, read_prompt
+from proxy.cache.save_policy import IdleBudget, NextTurnCase, pays_to_compute_ahead
+from proxy.cache.slot_map import Slot, SlotMap
+from proxy.common.headers import JSON
+from proxy.errors import ProxyError, UpstreamTimeout
+from proxy.observe.record import Emit
+from proxy.request.request import ProxyRequest
+from proxy.router.engine_faults import ListSlots
+from proxy.router.lease import Clock, Lease, RoutingTarget
+from proxy.router.registry import InstanceTasks
+from proxy.router.slot_saver import SlotSaver
+from proxy.settings import ProxySettings
+from proxy.upstream.client import UpstreamRequest, UpstreamResponse, fetch
+from proxy.upstream.endpoint_kinds import EndpointKind
+from proxy.upstream.http1 import InvalidEvent, Splitter
+from proxy.upstream.upstream import Timings, Upstream, average
+
+Message = Mapping[str, Any]
+
+# A client that continues at once does so within this time.
+_IDLE_S: Final = 0.25
+_CHUNK_S: Final = 0.1
+_CHUNK_MIN_TOKENS: Final = 32
+_CHUNK_MAX_TOKENS: Final = 512
+# Rendering and reading a longer request takes the event loop some milliseconds.
+_BODY_MAX_BYTES: Final = 1024**2
+_ANSWER_MAX_BYTES: Final = 32 * 1024**2
+_TIMEOUT_S: Final = 20.0
+_TURNS_MAX: Final = 512
+_DUE_MAX: Final = 32
+_TRIES_MAX: Final = 3
+# An answer's last token is not in the slot, nor is the one that ends it.
+_AWAY_MAX: Final = 2
+# Next messages that begin differently, also where a tokenizer joins a newline with the next one.
+_NEXT: Final = ("A", "\n1")
+# Bytes of text for each token of an answer, at least.
+_TOKEN_BYTES: Final = 3
+
+# What an answer has that a template may write differently.
+AnswerKind = Literal["text", "reasoning", "calls"]
+
+
+def answer_kind(reply: Message) -> AnswerKind:
+    if reply.get("tool_calls"):
+        return "calls"
+    return "reasoning" if reply.get("reasoning_content") else "text"
+
+
+class Given(NamedTuple):
+    """An answer without its text."""
+
+    kind: AnswerKind
+    whole: int  # Hash of the text, 0 without any.
+    trimmed: int  # Hash of the text without white space around it.
+    has_reasoning: bool
+
+    @classmethod
+    def of(cls, reply: Message) -> Given:
+        text: str = reply.get("content") or ""
+        hashes = (hash(text), hash(text.strip())) if text else (0, 0)
+        return cls(answer_kind(reply), *hashes, bool(reply.get("reasoning_content")))
+
+
+@dataclass(frozen=True, slots=True)
+class SentBack:
+    """What a client sends back of an answer."""
+
+    is_trimmed: bool = False
+    has_reasoning: bool = False
+    has_null: bool = False  # The content of an answer without text is null.
+
+    def message(self, reply: Message) -> dict[str, Any]:
+        """Return the assistant's message in the client's next request."""
+        text: str = reply.get("content") or ""
+        message: dict[str, Any] = {"role": "assistant"}
+        message["content"] = text.strip() if self.is_trimmed else text
+        if not text and self.has_null:
+            message["content"] = None
+        if self.has_reasoning and (reasoning := reply.get("reasoning_content")):
+            message["reasoning_content"] = reasoning
+        if calls := reply.get("tool_calls"):
+            message["tool_calls"] = calls
+        return message
+
+    def after(self, given: Given, sent: Message) -> SentBack:
+        """Return what is known once a client has sent an answer back."""
+        content, found = sent.get("content"), self
+        is_sent = isinstance(content, str) and hash(content) in {given.whole, given.trimmed}
+        if is_sent and given.whole != given.trimmed:
+            found = replace(found, is_trimmed=hash(content) == given.trimmed)
+        if not given.whole:
+            found = replace(found, has_null=content is None)
+        if given.has_reasoning:
+            found = replace(found, has_reasoning=bool(sent.get("reasoning_content")))
+        return found
+
+
+def next_messages(messages: Sequence[Message], answer: Message) -> Iterator[list[Message]]:
+    """Yield the messages of two different next turns: results of the answer's calls, or a user."""
+    for text in _NEXT:
+        calls = answer.get("tool_calls") or ()
+        results = [
+            {"role": "tool", "tool_call_id": call.get("id"), "content": text} for call in calls
+        ]
+        yield [*messages, answer, *(results or [{"role": "user", "content": text}])]
+
+
+def common_prefix(prompt: Sequence[int], other: Sequence[int]) -> Sequence[int]:
+    pairs = enumerate(zip(prompt, other, strict=False))
+    shared = next((at for at, (a, b) in pairs if a != b), min(len(prompt), len(other)))
+    return prompt[:shared]
+
+
+@dataclass(slots=True)
+class NextTurnCounts:
+    """Next turns of one model that were computed ahead, since the start."""
+
+    computed: int = 0  # Next turns.
+    aborted: int = 0  # By requests.
+    computed_tokens: int = 0
+    used_tokens: int = 0  # Computed tokens that the next turn found.
+    missed_tokens: int = 0  # Computed tokens that the next turn did not find: a wrong guess.
+    duration_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Turn:
+    """The latest turn of a conversation."""
+
+    given: Given
+    place: int  # Index of its answer among the messages of the next request.
+    prompt_tokens: int
+    held_tokens: int  # Tokens that the slot holds after the answer.
+    next_tokens: int  # Estimated tokens of the prompt with the answer, as a client sees it.
+    # Tokens that were computed ahead of this turn: the engine has a checkpoint near their end.
+    checkpoint_tokens: int
+    # Request and answer; None once the next turn is computed, or will not be.
+    exchange: tuple[ProxyRequest, Message] | None
+    tries: int = 0
+    ahead_tokens: int = 0  # Tokens of the next turn that the slot holds; 0: not computed ahead.
+    computed_tokens: int = 0  # Those of them that were computed ahead.
+
+
+@dataclass(slots=True, eq=False)
+class _Work:
+    """The work on one next turn; it holds the slot once that is reserved."""
+
+    conversation: Conversation
+    slot_map: SlotMap
+    slot: Slot | None = None  # None until it is reserved.
+    before: SlotContent = EMPTY  # The slot's content before.
+    response: UpstreamResponse | None = None
+    is_aborted: bool = False
+    tokens: int = 0  # Tokens of the next turn in the slot.
+    computed_tokens: int = 0
+
+    def give_back(self, now_s: float) -> None:
+        """Free the slot, which holds the conversation even if the work is not done."""
+        self.slot_map.release(self, now_s)
+        if self.slot and self.slot.conversation is None:
+            tokens = self.tokens or self.before.tokens
+            blocks = self.before.blocks
+            self.slot_map.set_conversation(self.slot, self.conversation, tokens, blocks)
+
+
+class NextTurns:
+    """Computes the next turns of conversations while instances are idle and `tasks` run.
+
+    Attributes:
+        due: Conversations whose next turn waits to be computed, or is, with their instance.
+        running: What is computed now.
+        counts: By model.
+    """
+
+    def __init__(  # noqa: PLR0913 (all by name)
+        self,
+        *,
+        prefix_index: PrefixIndex,
+        settings: ProxySettings,
+        saver: SlotSaver,
+        clock: Clock,
+        list_slots: ListSlots,
+        tasks: InstanceTasks,
+        emit: Emit,
+    ) -> None:
+        self._prefix_index = prefix_index
+        self._settings = settings
+        self._saver = saver
+        self._clock = clock
+        self._list_slots = list_slots
+        self._tasks = tasks
+        self._emit = emit
+        self.due: Final = saver.postponed
+        self.running: dict[RoutingTarget, _Work] = {}
+        self.counts: defaultdict[str, NextTurnCounts] = defaultdict(NextTurnCounts)
+        self._turns: OrderedDict[Conversation, _Turn] = OrderedDict()
+        self._sent_back: OrderedDict[tuple[str, str], SentBack] = OrderedDict()
+        self._kept_p: dict[tuple[str, AnswerKind], float] = {}
+        self._budgets: dict[str, IdleBudget] = {}
+        self._ended_at_s: dict[str, float] = {}
+
+    def note_turn(self, lease: Lease, timings: Timings, reply: Message) -> int:
+        """Note the answer to a conversation's turn, whose next turn may be computed later.
+
+        Returns how many of the tokens that the turn found were computed ahead of it.
+        """
+        conversation, upstream = lease.conversation, lease.upstream
+        if conversation is None or lease.request.kind is not EndpointKind.CHAT:
+            return 0
+        turn, used = self._turns.pop(conversation, None), 0
+        if turn:
+            self.due.pop(conversation, None)
+            used = self._learn(turn, lease, timings)
+        given = Given.of(reply)
+        if (given.kind == "text" and not _is_all_or_nothing(upstream)) or not self._may(lease):
+            return used
+        prompt_tokens = timings.cached_tokens + timings.prompt_tokens
+        text_bytes = len(orjson.dumps([reply.get("content"), reply.get("tool_calls")]))
+        self._turns[conversation] = _Turn(
+            given,
+            len(lease.request.json["messages"]),
+            prompt_tokens,
+            prompt_tokens + timings.decoded_tokens,
+            prompt_tokens + min(timings.decoded_tokens, text_bytes // _TOKEN_BYTES),
+            turn.ahead_tokens if turn else 0,
+            (lease.request, reply),
+        )
+        if len(self._turns) > _TURNS_MAX:
+            self._turns.popitem(last=False)
+        self.due[conversation] = lease.instance
+        if len(self.due) > _DUE_MAX:
+            self._drop(next(iter(self.due)))
+        return used
+
+    def note_end(self, instance: RoutingTarget) -> None:
+        """Note that a request of an instance has ended; call it while turns are due."""
+        self._ended_at_s[instance.upstream.name] = self._clock()
+        if instance in self.due.values():
+            self._tasks.wake("next_turns", instance, self._compute_due)
+
+    def abort(self, instance: RoutingTarget) -> None:
+        """Stop computing on an instance at once, because a request needs it."""
+        work = self.running.pop(instance)
+        work.is_aborted = True
+        if work.response:
+            work.response.close()
+        work.give_back(self._clock())
+        self.counts[instance.upstream.model].aborted += 1
+
+    def _may(self, lease: Lease) -> bool:
+        """Return whether a next turn could be computed: of a chat of text, in its own slot."""
+        request, upstream, members = lease.request, lease.upstream, lease.request.json
+        is_plain = request.slots == 1 and members.get("cache_prompt") is not False
+        is_plain = is_plain and not lease.is_cache_off and len(request.body) <= _BODY_MAX_BYTES
+        may_run = self._tasks.are_running and self._settings.ahead_share > 0
+        if not (is_plain and may_run and upstream.can_name_slots and upstream.node is None):
+            return False
+        match members.get("messages"):
+            case [*_, {"role": "assistant"}]:
+                return False
+            case [_, *_] as messages:
+                return has_text_only(messages)
+        return False
+
+    def _learn(self, turn: _Turn, lease: Lease, timings: Timings) -> int:
+        """Learn what the answer before became; return the tokens that were computed ahead."""
+        request, model = lease.request, lease.upstream.model
+        messages = request.json.get("messages")
+        sent = (
+            messages[turn.place]
+            if isinstance(messages, list) and turn.place < len(messages)
+            else None
+        )
+        if isinstance(sent, dict) and sent.get("role") == "assistant":
+            client = _client(request)
+            self._sent_back[client] = self._sent_back.pop(client, SentBack()).after(
+                turn.given, sent
+            )
+            if len(self._sent_back) > _TURNS_MAX:
+                self._sent_back.popitem(last=False)
+        if turn.ahead_tokens:
+            counts = self.counts[model]
+            if timings.cached_tokens >= turn.ahead_tokens - _AWAY_MAX:
+                counts.used_tokens += turn.computed_tokens
+                return turn.computed_tokens
+            counts.missed_tokens += turn.computed_tokens
+        elif lease.has_own_slot:
+            self._note_kept(model, turn, timings)
+        return 0
+
+    def _note_kept(self, model: str, turn: _Turn, timings: Timings) -> None:
+        """Note whether a prompt continued all that its slot held after the answer."""
+        is_kept = float(timings.cached_tokens >= turn.held_tokens - _AWAY_MAX)
+        key = model, turn.given.kind
+        self._kept_p[key] = average(self._kept_p.get(key, is_kept), is_kept)
+
+    async def _compute_due(self, instance: RoutingTarget, ended: asyncio.Event) -> None:
+        """Compute the next turns of an instance's conversations whenever it is idle."""
+        while instance.in_service and (conversation := self._next_due(instance)):
+            ended.clear()
+            wait_s = self._ended_at_s[instance.upstream.name] + _IDLE_S - self._clock()
+            if instance.leases or wait_s > 0:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(None if instance.leases else wait_s):
+                        await ended.wait()
+            elif not await self._compute(instance, conversation):
+                self._drop(conversation)
+                if instance.upstream.cache_key:
+                    self._saver.note_end(instance)
+        while conversation := self._next_due(instance):
+            self._drop(conversation)
+
+    def _next_due(self, instance: RoutingTarget) -> Conversation | None:
+        return next((due for due, target in self.due.items() if target is instance), None)
+
+    def _drop(self, conversation: Conversation) -> None:
+        self.due.pop(conversation, None)
+        if turn := self._turns.get(conversation):
+            turn.exchange = None
+
+    async def _compute(self, instance: RoutingTarget, conversation: Conversation) -> bool:
+        """Compute a next turn if that pays; return whether to try again later."""
+        upstream, turn = instance.upstream, self._turns.get(conversation)
+        slot_map = self._prefix_index.slot_maps.get(upstream.name)
+        if slot_map is None or turn is None or turn.exchange is None:
+            return False
+        case, now_s = self._case(upstream, conversation, turn), self._clock()
+        expected_s = (case.tokens - case.found_tokens) / instance.rates.prefill_tps
+        if (budget := self._budgets.get(upstream.name)) is None:
+            share = self._settings.ahead_share
+            budget = self._budgets[upstream.name] = IdleBudget(share, now_s)
+        if not (pays_to_compute_ahead(case) and budget.allows(expected_s, now_s)):
+            return False
+        turn.tries += 1
+        work = self.running[instance] = _Work(conversation, slot_map)
+        try:
+            with suppress(ProxyError, InvalidEvent):  # a request reports what is wrong
+                await self._run(instance, work, turn, *turn.exchange)
+        finally:
+            duration_s, counts = self._clock() - now_s, self.counts[upstream.model]
+            budget.spend(duration_s)
+            counts.duration_s += duration_s
+            counts.computed_tokens += work.computed_tokens
+            if self.running.get(instance) is work:
+                del self.running[instance]
+                work.give_back(self._clock())
+        return work.is_aborted and turn.tries < _TRIES_MAX
+
+    def _case(self, upstream: Upstream, conversation: Conversation, turn: _Turn) -> NextTurnCase:
+        measures, now_s = self._prefix_index.measures[upstream.model], self._clock()
+        is_all_or_nothing = _is_all_or_nothing(upstream)
+        return NextTurnCase(
+            turn.next_tokens,
+            turn.checkpoint_tokens if is_all_or_nothing else turn.prompt_tokens,
+            measures.returns.return_p(conversation.number, now_s),
+            measures.loss_p if is_all_or_nothing else 0.0,
+            self._kept_p.get((upstream.model, turn.given.kind), 0.0),
+        )
+
+    async def _run(
+        self,
+        instance: RoutingTarget,
+        work: _Work,
+        turn: _Turn,
+        request: ProxyRequest,
+        reply: Message,
+    ) -> None:
+        upstream, began_at_s = instance.upstream, self._clock()
+        answer = self._sent_back.get(_client(request), SentBack()).message(reply)
+        messages = request.json["messages"]
+        tokens = await self._tokens(upstream, request, messages, answer)
+        if not (tokens and await self._reserve(upstream, work)):
+            return
+        chunk = len(tokens)
+        if not _is_all_or_nothing(upstream):
+            tokens_now = round(instance.rates.prefill_tps * _CHUNK_S)
+            chunk = min(_CHUNK_MAX_TOKENS, max(_CHUNK_MIN_TOKENS, tokens_now))
+        end, cached_tokens = min(turn.prompt_tokens, len(tokens) - 1), None
+        while end < len(tokens):
+            end = min(len(tokens), end + chunk)
+            timings = await self._prefill(upstream, work, request, tokens[:end])
+            if timings is None or work.is_aborted:
+                return
+            work.tokens = end
+            work.computed_tokens += timings.prompt_tokens
+            if cached_tokens is None:
+                cached_tokens = timings.cached_tokens
+                if turn.tries == 1:
+                    self._note_kept(upstream.model, turn, timings)
+        del self.running[instance]
+        work.give_back(self._clock())
+        members = {**request.json, "messages": [*messages, answer]}
+        prompt = read_prompt(request.kind, upstream.model, members, request.owner)
+        if prompt and work.slot:
+            self._prefix_index.assign(
+                upstream, prompt, None, CacheHint(conversation=work.conversation)
+            )
+            work.slot_map.set_conversation(work.slot, work.conversation, len(tokens), prompt.blocks)
+        turn.ahead_tokens, turn.computed_tokens = len(tokens), work.computed_tokens
+        self.counts[upstream.model].computed += 1
+        self._emit(
+            "next_turn.computed",
+            instance=upstream.name,
+            model=upstream.model,
+            tokens=len(tokens),
+            computed=work.computed_tokens,
+            duration_ms=round(1000 * (self._clock() - began_at_s), 1),
+        )
+
+    async def _tokens(
+        self,
+        upstream: Upstream,
+        request: ProxyRequest,
+        messages: Sequence[Message],
+        answer: Message,
+    ) -> Sequence[int]:
+        """Return the tokens that any next turn begins with; none if the engine does not tell."""
+        prompts: list[Sequence[int]] = []
+        for following in next_messages(messages, answer):
+            members = {**request.json, "messages": following}
+            text = (await self._post(upstream, "/apply-template", members)).get("prompt")
+            body = {"content": text, "add_special": True, "parse_special": True}
+            tokens = (await self._post(upstream, "/tokenize", body)).get("tokens")
+            prompts.append(tokens if isinstance(text, str) and isinstance(tokens, list) else [])
+        return common_prefix(*prompts)
+
+    async def _reserve(self, upstream: Upstream, work: _Work) -> bool:
+        """Reserve the slot that holds the conversation, and note that a task begins there."""
+        slot = work.slot_map.find(work.conversation)
+        if slot and not slot.is_confirmed:
+            with suppress(UpstreamTimeout):
+                listed = await self._list_slots(upstream) or ()
+                if not work.is_aborted:
+                    work.slot_map.sync(listed, None, self._clock())
+            slot = work.slot_map.find(work.conversation)
+        if work.is_aborted or slot is None or not (slot.is_idle and slot.is_confirmed):
+            return False
+        work.slot, work.before = slot, slot.content
+        work.slot_map.reserve(work, work.conversation, self._clock())
+        work.slot_map.mark_sent(slot, is_named=True)
+        return True
+
+    async def _prefill(
+        self, upstream: Upstream, work: _Work, request: ProxyRequest, tokens: Sequence[int]
+    ) -> Timings | None:
+        """Compute a prompt in the reserved slot; None if the engine refused it."""
+        members = {
+            "prompt": tokens,
+            "n_predict": 0,
+            "cache_prompt": True,
+            "id_slot": work.slot and work.slot.id_slot,
+            # An engine notices only of a stream that its client has left.
+            "stream": True,
+            "return_progress": True,
+        }
+        if lora := request.json.get("lora"):
+            members["lora"] = lora
+        sent = _request("/completion", members)
+        splitter, timings = Splitter(), None
+        work.response = UpstreamResponse(upstream, sent, self._settings)
+        async with work.response as response:
+            while not work.is_aborted and (chunk := await response.read()):
+                for piece in splitter.objects(chunk):
+                    timings = Timings.read(piece.get("timings")) or timings
+        return timings
+
+    async def _post(self, upstream: Upstream, path: str, members: Message) -> Message:
+        """Return the members of an answer; none if it is no success."""
+        sent = _request(path, members)
+        page = await fetch(upstream, sent, self._settings, _TIMEOUT_S, _ANSWER_MAX_BYTES)
+        with suppress(orjson.JSONDecodeError):
+            found = orjson.loads(page.body)
+            return found if page.status == HTTPStatus.OK and isinstance(found, dict) else {}
+        return {}
+
+
+def _request(path: str, members: Message) -> UpstreamRequest:
+    headers = CIMultiDict({"Content-Type": JSON})
+    return UpstreamRequest("POST", path, "", headers, orjson.dumps(members))
+
+
+def _is_all_or_nothing(upstream: Upstream) -> bool:
+    """Return whether an engine continues only from the end of a slot, or from a checkpoint."""
+    return bool(upstream.resumable_prompts or upstream.window_tokens)
+
+
+def _client(request: ProxyRequest) -> tuple[str, str]:
+    return request.client, request.headers.get("User-Agent", "")
