@@ -233,7 +233,7 @@ def read_prompt(
         xxh3_64_intdigest(parts[first]),
         max(0, first - earlier),
         outline,
-        scales_of(lora),
+        scales_of(lora) if lora else (),
         name,
         hasher,
         0 if owner.is_alone else salt,

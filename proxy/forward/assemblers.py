@@ -249,6 +249,8 @@ class ChatAssembler(Assembler):
         return self._body.get("timings") or self._first().figures.get("timings")
 
     def other_timings(self) -> Iterable[object]:
+        if len(self._choices) < 2:
+            return ()
         others = (choice for index, choice in self._choices.items() if index)
         return [choice.figures.get("timings") for choice in others]
 
@@ -495,6 +497,8 @@ class CompletedResponse:
 
     def _read_batch(self) -> None:
         reader, chunks = self._reader, self._chunks
+        if not chunks:
+            return
         self._chunks = []
         self._total_bytes += self._batch_bytes
         self._batch_bytes = 0

@@ -349,37 +349,30 @@ def can_write_past_aiohttp() -> bool:
 
 
 class Pings:
-    """Calls `send` after two seconds and then every few seconds, until it is stopped."""
+    """Calls `send` at once and then every few seconds, until it is stopped."""
 
     def __init__(self, send: Callable[[], Awaitable[None]]) -> None:
         self._send = send
-        self._task: asyncio.Task[None] | None = None
-        self._over: asyncio.Event | None = None
-        self._timer = asyncio.get_running_loop().call_later(FIRST_PING_S, self._start)
+        self._over = asyncio.Event()
+        # The task ends with the request: `stop` waits for it.
+        self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self, *, is_urgent: bool = False) -> None:
         """Send no further ping; return when none is half sent, or at once if that is urgent."""
-        self._timer.cancel()
-        if self._over is not None:
-            self._over.set()
-        if self._task is not None and not self._task.done():
+        self._over.set()
+        if not self._task.done():
             if is_urgent:
                 self._task.cancel()
             await asyncio.wait([self._task])
 
-    def _start(self) -> None:
-        # The task ends with the request: `stop` waits for it.
-        self._over = asyncio.Event()
-        self._task = asyncio.get_running_loop().create_task(self._run(self._over))
-
-    async def _run(self, over: asyncio.Event) -> None:
+    async def _run(self) -> None:
         # aiohttp ends the request of a client that left.
         with contextlib.suppress(ConnectionError):
-            while not over.is_set():
+            while not self._over.is_set():
                 await self._send()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(INTERVAL_S):
-                        await over.wait()
+                        await self._over.wait()
 
 
 class ClientResponse(Response):
@@ -401,6 +394,7 @@ class ClientResponse(Response):
         self._transport: asyncio.Transport | None = None  # for `put`, once the header is sent
         self._extra_headers: Mapping[str, str] = {}
         self._requested_model: str | None = None
+        self._first_ping: asyncio.TimerHandle | None = None  # until the response begins
         self._pings: Pings | None = None
 
     @property
@@ -428,12 +422,12 @@ class ClientResponse(Response):
         self._extra_headers = traces
 
     def start_pings(self) -> None:
-        self._pings = Pings(self._ping)
+        loop = asyncio.get_running_loop()
+        self._first_ping = loop.call_later(FIRST_PING_S, self._begin_pings)
 
     async def cancel_pings(self) -> None:
-        if self._pings:
-            pings, self._pings = self._pings, None  # which refers to this object
-            await pings.stop(is_urgent=True)
+        if self._first_ping or self._pings:
+            await self._stop_pings(is_urgent=True)
 
     def put(self, chunk: bytes) -> bool:
         """Send bytes of a stream that has begun without waiting.
@@ -490,9 +484,8 @@ class ClientResponse(Response):
 
         They are sent with the first bytes of the body, or with its end.
         """
-        if self._pings:
-            await self._pings.stop()
-            self._pings = None  # which refers to this object
+        if self._first_ping or self._pings:
+            await self._stop_pings()
         self.is_committed = True
         if self._response is None:
             headers.update(self._extra_headers)
@@ -513,8 +506,8 @@ class ClientResponse(Response):
 
     async def _send_error(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
         """Send an instance's own error: unchanged, or as an event after a ping."""
-        if self._pings:
-            await self._pings.stop()
+        if self._first_ping or self._pings:
+            await self._stop_pings()
         if self.has_begun:
             self.record.status = status
             body = self.api.error_event(body)
@@ -526,6 +519,17 @@ class ClientResponse(Response):
         return (
             self.record.timeline.time_stall() if is_behind or size_bytes > _BUFFER_BYTES else _FREE
         )
+
+    def _begin_pings(self) -> None:
+        self._first_ping, self._pings = None, Pings(self._ping)
+
+    async def _stop_pings(self, *, is_urgent: bool = False) -> None:
+        if self._first_ping:
+            self._first_ping.cancel()
+            self._first_ping = None  # which refers to this object, like the pings
+        if self._pings:
+            await self._pings.stop(is_urgent=is_urgent)
+            self._pings = None
 
     async def _ping(self) -> None:
         if not self.has_begun:

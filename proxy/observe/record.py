@@ -46,11 +46,6 @@ _NAMES: Final[Mapping[Phase, str]] = {phase: f"{phase}_ms" for phase in PHASES}
 _NO_TIMES_MS: Final = dict.fromkeys(_NAMES.values(), 0.0)
 
 
-def _in_ms(seconds: float) -> float:
-    """Return milliseconds in whole tenths; `round` takes several times as long."""
-    return int(seconds * 10_000) / 10
-
-
 class Timeline:
     """Times the phases of one request.
 
@@ -105,7 +100,7 @@ class Timeline:
             return
         now_s = time.monotonic()
         if self.first_token_ms is None:
-            self.first_token_ms = _in_ms(now_s - self.began_at_s)
+            self.first_token_ms = int((now_s - self.began_at_s) * 10_000) / 10
         if self._phase == "prefill":
             self._enter("decode", now_s)
 
