@@ -193,6 +193,12 @@ class Response:
             if not self.status:
                 return b""
         if self._framing == _CHUNKED:
+            end = data.find(b"\r\n", 0, _WITH_END_BYTES)
+            if end > 0 and not (self._expects or self._left_bytes or self._rest):
+                left = _chunk_bytes(data[:end])
+                # A token nearly always comes as a whole chunk.
+                if left and end + left + 4 == len(data) and data.endswith(b"\r\n"):
+                    return data[end + 2 : -2]
             return self._take_chunks(data)
         if self._framing == _TO_END:
             return data
@@ -253,7 +259,7 @@ class Response:
             while left and data.startswith(b"\r\n", stop := at + left):  # all of the chunk is here
                 pieces.append(data[at:stop])
                 at = stop + 2
-                if (end := data.find(b"\r\n", at, at + _WITH_END_BYTES)) < 0:
+                if at == size or (end := data.find(b"\r\n", at, at + _WITH_END_BYTES)) < 0:
                     break
                 left, at = _chunk_bytes(data[at:end]), end + 2
             else:
