@@ -133,7 +133,7 @@ def _all_plans(planner: LaunchPlanner) -> Iterator[Plan]:
 
 
 def show_settings(config: Path | None) -> CommandResult:
-    loaded = load(config, config_dir=directories().config)
+    loaded = load(config)
     values = flatten(loaded.settings.model_dump(mode="json"))
     rows = [(key, str(value), loaded.origins.get(key, "default")) for key, value in values.items()]
     data = {key: {"value": values[key], "origin": origin} for key, _, origin in rows}

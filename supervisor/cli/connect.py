@@ -48,7 +48,7 @@ def daemon_facts(model: str | None, small: str | None) -> programs.Facts:
     with connect() as http:
         listed, needs_key = _list_models(http)
     config = Path(status.config) if status.config else None
-    settings = load(config, config_dir=directories().config).settings
+    settings = load(config).settings
     models = _chat_models(listed, status, settings)
     loaded = [found.name for found in status.models if found.state == "loaded"]
     default = settings.proxy.default_model

@@ -45,7 +45,7 @@ from supervisor.system.paths import Directories, directories
 
 def list_engines(config: Path | None) -> CommandResult:
     where = directories()
-    setting = _setting(config)
+    setting = load(config).settings.engine
     places = discover.default_search_paths(where.engines)
     found = discover.list_engines(setting, cache_dir=where.cache, places=places)
     if not found:
@@ -90,12 +90,8 @@ def show_help(name: str | None, config: Path | None) -> CommandResult:
     return CommandResult(asdict(flag), _describe(flag))
 
 
-def _setting(config: Path | None) -> installed.EngineSetting | None:
-    return load(config, config_dir=directories().config).settings.engine
-
-
 def _load(config: Path | None) -> Engine:
-    return load_engine(_setting(config), directories())
+    return load_engine(load(config).settings.engine, directories())
 
 
 def load_engine(setting: installed.EngineSetting | None, where: Directories) -> Engine:

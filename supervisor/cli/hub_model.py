@@ -49,11 +49,6 @@ class MachineFit:
         devices = self._engine.devices if self._engine else ()
         self.room = capacity(machine.read(), devices, self._budget_bytes)
 
-    @property
-    def most_bytes(self) -> int:
-        """Memory that no model can exceed."""
-        return self.room.host + sum(self.room.devices.values())
-
     def fit_of(self, model: Gguf, projector_bytes: int) -> Fit:
         """Plan a model under the default profile; raises SettingsInvalid."""
         if self._engine is None:
@@ -149,7 +144,8 @@ def _choose_fitting(
     fit_of: Callable[[FileGroup, tuple[FileGroup, ...]], Fit],
 ) -> ModelChoice:
     """Try the models in their order; skip models as large as one that does not fit."""
-    most_bytes, tried = here.most_bytes, ""
+    # Memory that no model can exceed.
+    most_bytes, tried = here.room.host + sum(here.room.devices.values()), ""
     misfit: str | None = None
     for model in repository_module.rank_models(repository):
         size_bytes = repository.size_bytes(model)

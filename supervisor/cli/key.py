@@ -34,7 +34,7 @@ _RANDOM_BYTES: Final = 24
 
 def add(wanted: Key, config: Path | None) -> CommandResult:
     """Create a key with a random secret, and show it once; the digest of `wanted` is ignored."""
-    loaded = _load_settings(config)
+    loaded = load(config)
     path = _path(loaded)
     keys = _keys(path)
     if any(key.name == wanted.name for key in keys):
@@ -65,7 +65,7 @@ def add_known(known: Sequence[str], path: Path) -> tuple[str, ...]:
 
 
 def list_keys(config: Path | None) -> CommandResult:
-    path = _path(_load_settings(config))
+    path = _path(load(config))
     keys = _keys(path)
     limits = ("IN FLIGHT", "PER MINUTE", "TOKENS/MIN", "TOKENS/DAY", "CONTEXT")
     head = ("NAME", "MODELS", *limits, "PRIORITY", "ADMIN")
@@ -87,11 +87,11 @@ def _row(key: Key) -> tuple[object, ...]:
 
 
 def names() -> Iterator[str]:
-    return (key.name for key in _keys(_path(_load_settings(None))))
+    return (key.name for key in _keys(_path(load(None))))
 
 
 def remove(name: str, config: Path | None) -> CommandResult:
-    path = _path(_load_settings(config))
+    path = _path(load(config))
     keys = _keys(path)
     left = [key for key in keys if key.name != name]
     if len(left) == len(keys):
@@ -100,10 +100,6 @@ def remove(name: str, config: Path | None) -> CommandResult:
     _write_keys(path, left)
     notes = () if left else (f"{path} is now empty: all requests will be rejected",)
     return CommandResult({"name": name, "path": str(path)}, f"removed {name}", notes)
-
-
-def _load_settings(config: Path | None) -> Loaded:
-    return load(config, config_dir=directories().config)
 
 
 def _path(loaded: Loaded) -> Path:
@@ -142,7 +138,7 @@ _FILE_NAME: Final = "slots.key"
 
 def new(file: Path | None, config: Path | None) -> CommandResult:
     """Create a file with a random key, or put one before the keys of a file; shows no key."""
-    used = load(config, config_dir=directories().config).settings.supervisor.slots_key_file
+    used = load(config).settings.supervisor.slots_key_file
     path = file or used or directories().config / _FILE_NAME
     older, text, key = 0, "", new_key()
     if os.path.lexists(path):
@@ -172,7 +168,7 @@ _MODEL = "chat"
 
 def list_hooks(config: Path | None) -> CommandResult:
     """List the hooks that have commands; works without a daemon."""
-    hooks = load(config, config_dir=directories().config).settings.hooks
+    hooks = load(config).settings.hooks
     found = {hook: hooks.commands(hook) for hook in _HOOKS if hooks.commands(hook)}
     rows = [(hook, json.dumps(words)) for hook, commands in found.items() for words in commands]
     text = table(("HOOK", "COMMAND"), rows) if rows else _no_hooks()
@@ -183,7 +179,7 @@ def try_hook(hook: str, config: Path | None) -> CommandResult:
     """Run the commands of a hook with an example event; exit code 1 if one fails."""
     if hook not in _HOOKS:
         raise SettingsInvalid(f"there is no hook {hook}", hint=f"there are {', '.join(_HOOKS)}")
-    loaded = load(config, config_dir=directories().config)
+    loaded = load(config)
     commands = loaded.settings.hooks.commands(hook)
     if not commands:
         raise SettingsInvalid(f"hooks.{hook} has no command", hint=_no_hooks(hook))

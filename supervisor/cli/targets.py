@@ -299,7 +299,7 @@ def _settings() -> Iterator[str]:
     """Yield the keys of settings; keys of named tables once for each name in the file."""
     from supervisor.settings.reference import ANY, settings_reference
 
-    settings = load(config_dir=directories().config).settings
+    settings = load().settings
     for setting in settings_reference():
         key = setting.key
         if ANY not in key:

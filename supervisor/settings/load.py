@@ -56,7 +56,7 @@ class Loaded:
 def load(
     config: Path | None = None,
     *,
-    config_dir: Path,
+    config_dir: Path | None = None,
     overrides: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Loaded:
@@ -64,11 +64,13 @@ def load(
 
     Args:
         config: The file of `--config`, or None to search for a file.
+        config_dir: None for that of `directories()`.
         overrides: Values from the command line, shaped like the file.
         environ: Used for `CORRAL_CONFIG` only; pydantic-settings reads the process's environment.
 
     Raises SettingsInvalid: the file is missing or not TOML, or a value is invalid.
     """
+    config_dir = config_dir or directories().config
     path = find_file(config, config_dir=config_dir, environ=environ)
     return merge(read_toml(path) if path else {}, path, overrides)
 
