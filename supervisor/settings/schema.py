@@ -83,7 +83,7 @@ class SupervisorSettings(tables.InstanceLimits, EvictionSettings):
     record_usage: bool = True
     """record tokens and seconds per API key, model and day, never a text, for this user alone;
     `corral usage` shows them"""
-    slot_save_timeout_s: float = Field(10, gt=0, le=3600)
+    slot_save_timeout_s: float = Field(60, gt=0, le=3600)
     """time for an instance to save its conversations"""
     restart: tables.RestartPolicy = tables.RestartPolicy()
 

@@ -22,6 +22,7 @@ from proxy.cache.fingerprint import ConversationFingerprint
 from proxy.upstream.engine_state import SlotState
 from supervisor.errors import AccessDenied
 from supervisor.events import Emit, Part
+from supervisor.output import size
 from supervisor.plan.plan import Plan
 from supervisor.slot_store.file_index import Catalogue, key_digest
 from supervisor.slot_store.manifest import CacheKey, Manifest, Turns, find_conversation, turns_of
@@ -145,7 +146,11 @@ class SlotFiles(Part):
             return True
         full = next((name for name, room in rooms_bytes.items() if size_bytes > room), "")
         if full and self._room_pause.begin():  # it pauses only warnings: a smaller file may fit
-            self._emit("slots.disk_full", reason=f"{full} has too little room")
+            room, needed = size(max(0, rooms_bytes[full])), size(round(size_bytes))
+            reason = (
+                f"{full} has too little room: {room} beside its reserve, and {needed} are needed"
+            )
+            self._emit("slots.disk_full", reason=reason)
         return not full
 
     def _pause_saving(self, reason: str) -> None:

@@ -37,7 +37,7 @@ from supervisor.engine.client import (
 )
 from supervisor.plan.plan import Plan
 from supervisor.slot_store.file_index import CataloguedFile
-from supervisor.slot_store.manifest import Manifest
+from supervisor.slot_store.manifest import CacheKey, Manifest
 from supervisor.slot_store.policy import (
     fill_order,
     to_restore,
@@ -47,7 +47,7 @@ from supervisor.slot_store.policy import (
 from supervisor.slot_store.save_limits import SpooledFile
 from supervisor.slot_store.slot_file import InvalidSlotFile, SlotFileMissing, SlotKeyMissing
 from supervisor.slot_store.slot_files import SlotTask
-from supervisor.slot_store.store import RestoreOutcome
+from supervisor.slot_store.store import RestoreOutcome, SlotStore
 
 # An upper bound of the size of a token in a file without its keys and values.
 _TOKEN_EXTRA_BYTES: Final = 64
@@ -309,7 +309,7 @@ async def _read_file(
     link: Path | None = None
     spool, began_at_s = task.spool(), time.monotonic()
     try:
-        link = await asyncio.to_thread(task.store.check_out, manifest, spool, task.key)
+        link = await check_out(task.store, manifest, spool, task.key)
         expected = SlotFileInfo(manifest.tokens, link.stat().st_size)
         verified_s = time.monotonic() - began_at_s
         if has_draft_cache(task.plan.memory_inputs.chosen):
@@ -338,6 +338,26 @@ async def _read_file(
     await _quarantine(task, manifest, f"the engine refused it: {detail}")
     await client_module.erase(client, id_slot)
     return None
+
+
+async def check_out(store: SlotStore, manifest: Manifest, spool: Path, key: CacheKey) -> Path:
+    """Verify a file in a thread, as `SlotStore.check_out`.
+
+    A thread cannot be cancelled: the file that it makes after that is deleted, not left for
+    `_empty_spool`, which would take it for one that ended an engine.
+    """
+    loop = asyncio.get_running_loop()
+    checking = loop.run_in_executor(None, store.check_out, manifest, spool, key)
+    try:
+        return await asyncio.shield(checking)
+    except asyncio.CancelledError:
+        checking.add_done_callback(_discard)
+        raise
+
+
+def _discard(checking: asyncio.Future[Path]) -> None:
+    if not checking.cancelled() and checking.exception() is None:
+        checking.result().unlink(missing_ok=True)
 
 
 async def _quarantine(task: SlotTask, manifest: Manifest, reason: str) -> None:

@@ -179,6 +179,7 @@ def set_time(path: Path, when: datetime) -> None:
 
 _DATA: Final = ".slot"
 _MANIFEST: Final = ".json"
+_DRAFT: Final = ".draft"
 # Free space to leave on the disk, independent of the budget.
 _RESERVE_BYTES: Final = 256 * 1024**2
 _MEMORY_RESERVE_BYTES: Final = 16 * 1024**2
@@ -301,15 +302,17 @@ class SlotStore:
         """
         path = self._path(manifest)
         link = spool / f"{manifest.name}.{secrets.token_hex(4)}{_DATA}"
+        draft = link.with_suffix(_DRAFT)  # until an engine may have read it
         try:
-            self.content.take(path, link, manifest)
+            self.content.take(path, draft, manifest)
             refit(
-                link,
+                draft,
                 manifest.identity.slots,
                 key.slots,
                 key.state_bytes or 0,
                 has_window=key.has_window,
             )
+            draft.replace(link)
         except FileNotFoundError as error:
             is_listed = path.with_suffix(_MANIFEST).exists()
             kind = InvalidSlotFile if is_listed else SlotFileMissing
@@ -318,6 +321,8 @@ class SlotStore:
             if error.errno in _DISK_ERRORS:
                 raise
             raise InvalidSlotFile(f"it cannot be read: {error.strerror}") from error
+        finally:
+            draft.unlink(missing_ok=True)
         return link
 
     def header(self, manifest: Manifest) -> SlotFileHeader:

@@ -148,7 +148,7 @@ async def test_a_nearly_full_disk_is_one_warning(
         patch.setattr(shutil, "disk_usage", lambda _: usage)
         assert not any(storage.adapter.may_save("chat.0", 1) for _ in range(3))
     (event,) = storage.harness.emitted("slots.disk_full")
-    assert event == {"reason": "the disk has too little room"}
+    assert str(event["reason"]).startswith("the disk has too little room: 0 B beside its reserve")
     assert storage.adapter.may_save("chat.0", 1)
 
 

@@ -1,4 +1,6 @@
+import asyncio
 import os
+import threading
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -8,8 +10,9 @@ import pytest
 from support.slot_files import manifest, write
 
 from supervisor.engine.client import SlotFileInfo
-from supervisor.slot_store.manifest import Manifest
+from supervisor.slot_store.manifest import CacheKey, Manifest
 from supervisor.slot_store.slot_file import InvalidSlotFile, SlotFileMissing
+from supervisor.slot_store.slot_transfer import check_out
 from supervisor.slot_store.store import Quarantine, SlotStore
 from supervisor.system.files import sha256_of
 
@@ -61,6 +64,40 @@ def test_check_out_links_a_verified_file(store: SlotStore) -> None:
     assert link != other
     assert link.name.partition(".")[0] == other.name.partition(".")[0] == "1000"
     assert link.read_bytes() == (store.root / "kept" / "chat" / "1000.slot").read_bytes()
+
+
+async def test_a_cancelled_check_leaves_nothing_in_the_spool(store: SlotStore) -> None:
+    first, spool = put(store, 1000), store.spool("chat.0")
+    may_end, is_checking = threading.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    class Slow(SlotStore):
+        def check_out(self, manifest: Manifest, spool: Path, key: CacheKey) -> Path:
+            loop.call_soon_threadsafe(is_checking.set)
+            may_end.wait()
+            return super().check_out(manifest, spool, key)
+
+    async with asyncio.TaskGroup() as group:
+        work = check_out(Slow(store.root), first, spool, first.identity)
+        checking = group.create_task(work)
+        await is_checking.wait()
+        checking.cancel()
+    before = list(spool.iterdir())
+    may_end.set()
+    await loop.shutdown_default_executor()
+    await asyncio.sleep(0)
+    assert before == list(spool.iterdir()) == []
+
+
+def test_a_file_that_no_engine_may_have_read_has_another_ending(
+    store: SlotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, endings = put(store, 1000), list[str]()
+    monkeypatch.setattr(
+        "supervisor.slot_store.store.refit", lambda path, *_, **__: endings.append(path.suffix)
+    )
+    assert store.check_out(first, store.spool("chat.0"), first.identity).suffix == ".slot"
+    assert endings == [".draft"]
 
 
 def test_an_altered_file_is_not_checked_out(store: SlotStore) -> None:
