@@ -14,7 +14,6 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from http import HTTPStatus
@@ -65,6 +64,8 @@ def tls_refusal(error: Exception | None) -> str | None:
 
 
 _HELD_MAX_BYTES: Final = 64 * 1024
+_NON_BLOCKING: Final = int(getattr(socket, "SOCK_NONBLOCK", 0))  # some systems lack it
+_STREAM: Final = socket.SOCK_STREAM | _NON_BLOCKING
 
 # Consumes bytes of a body; False if it cannot now, and then it has done nothing.
 OnChunk = Callable[[bytes], bool]
@@ -150,17 +151,20 @@ class UpstreamResponse(asyncio.Protocol):
         The engine begins with it while the loop takes over the connection. Raises OSError.
         """
         # The class below `socket.socket`, which looks up enumerations for each connection.
-        connection = cast("socket.socket", socket.SocketType(socket.AF_UNIX))
+        connection = cast("socket.socket", socket.SocketType(socket.AF_UNIX, _STREAM))
         try:
-            connection.settimeout(0)
+            if not _NON_BLOCKING:
+                connection.settimeout(0)
             connection.connect(path)
         except OSError:
             connection.close()
             raise
-        with suppress(OSError):  # the transport sends it then, or reports the error
-            sent = connection.sendmsg(self._unsent)
-            head, body = self._unsent
-            self._unsent = head[sent:], memoryview(body)[max(0, sent - len(head)) :]
+        head, body = self._unsent
+        try:
+            sent = connection.sendmsg((head, body))
+        except OSError:
+            return connection  # the transport sends it then, or reports the error
+        self._unsent = head[sent:], memoryview(body)[max(0, sent - len(head)) :]
         return connection
 
     async def __aexit__(self, *_: object) -> None:
