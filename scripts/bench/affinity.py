@@ -74,6 +74,7 @@ class Runs:
         repeats: Runs that measure time.
         rivals: Other programs beside ours.
         is_tiny: The model has five tokens for a word.
+        first_seed: Of the first run; each further run has the next one.
     """
 
     model: Path
@@ -81,6 +82,7 @@ class Runs:
     repeats: int
     rivals: Sequence[Deployment]
     is_tiny: bool = False
+    first_seed: int = FIRST_SEED
 
 
 def main() -> int:
@@ -89,6 +91,7 @@ def main() -> int:
     parser.add_argument("workloads", nargs="*", default=[], choices=[[], *BENCHES])
     parser.add_argument("--seeds", type=int, default=10, help="runs that count tokens")
     parser.add_argument("--repeats", type=int, default=5, help="runs that measure time")
+    parser.add_argument("--first-seed", type=int, default=FIRST_SEED, metavar="N")
     parser.add_argument("--tiny", action="store_true", help="use a random model of 270 kB")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
     parser.add_argument("--hearth", metavar="PATH", help="program of PyPI's hearth-llm")
@@ -99,7 +102,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         model = _model(Path(directory), is_tiny=options.tiny)
         parts = [
-            BENCHES[name](Runs(model, options.seeds, options.repeats, rivals, options.tiny))
+            BENCHES[name](
+                Runs(
+                    model, options.seeds, options.repeats, rivals, options.tiny, options.first_seed
+                )
+            )
             for name in options.workloads or ["W1"]
         ]
     goals = {goal: is_met for part in parts for goal, is_met in part.goals.items()}
@@ -126,7 +133,7 @@ def bench_w1(runs: Runs) -> Result:
     """Two applications, ten conversations of five turns, four clients."""
     ours_and_others = [DEFAULT_LEAST_BUSY, LEAST_BUSY, STICKY, WITHOUT_FILES, AFFINITY]
     deployments = [*runs.rivals, *ours_and_others]
-    results = _interleaved(deployments, runs.model, W1, max(runs.seeds, runs.repeats))
+    results = _interleaved(deployments, runs, W1, max(runs.seeds, runs.repeats))
     _show(W1, results)
     ours = _mean_prefilled(results[AFFINITY])
     default = _mean_prefilled(results[DEFAULT_LEAST_BUSY]) / ours
@@ -145,7 +152,7 @@ def bench_w1(runs: Runs) -> Result:
 
 def bench_keys(runs: Runs) -> Result:
     """W1, whose conversations have five API keys in turn: what it costs that they share none."""
-    results = _interleaved([EACH_KEY, ALL_KEYS], runs.model, W1, max(runs.seeds, runs.repeats))
+    results = _interleaved([EACH_KEY, ALL_KEYS], runs, W1, max(runs.seeds, runs.repeats))
     _show(W1, results)
     cost = _mean_prefilled(results[EACH_KEY]) / _mean_prefilled(results[ALL_KEYS])
     print(f"without sharing, {cost:.2f} times as many tokens are computed")
@@ -157,7 +164,7 @@ def bench_w2(runs: Runs) -> Result:
     cases = (*runs.rivals, LEAST_BUSY, STICKY, WITHOUT_FILES, AFFINITY)
     deployments = [case.with_flags(SMALL_CACHE) for case in cases]
     *_, sticky, _, ours = deployments
-    results = _interleaved(deployments, runs.model, W2, runs.repeats)
+    results = _interleaved(deployments, runs, W2, runs.repeats)
     _show(W2, results)
     new = statistics.mean(result.prefilled / result.new for result in results[ours])
     tokens = _ratios(results, sticky, ours, lambda result: result.prefilled)
@@ -175,7 +182,7 @@ def bench_w2(runs: Runs) -> Result:
 
 def bench_w3(runs: Runs) -> Result:
     """One system prompt for all conversations: it must not leave an engine idle."""
-    results = _interleaved([LEAST_BUSY, AFFINITY], runs.model, W3, runs.repeats)
+    results = _interleaved([LEAST_BUSY, AFFINITY], runs, W3, runs.repeats)
     _show(W3, results)
     counts = [result.decoded for result in results[AFFINITY]]
     both = all(len(count) == 2 for count in counts)
@@ -196,7 +203,7 @@ def bench_w4(runs: Runs) -> Result:
             os.kill(model_status["instances"][0]["pid"], signal.SIGKILL)
 
     deployments = [LEAST_BUSY, unharmed, WITHOUT_FILES, AFFINITY]
-    results = _interleaved(deployments, runs.model, W4, runs.repeats, kill)
+    results = _interleaved(deployments, runs, W4, runs.repeats, kill)
     _show(W4, results)
     broken = max(len(result.failures) for result in results[AFFINITY])
     lost = _ratios(results, AFFINITY, unharmed, lambda result: result.prefilled)
@@ -210,7 +217,7 @@ def bench_w4(runs: Runs) -> Result:
 
 def bench_w5(runs: Runs) -> Result:
     """Nothing is shared: the cost of affinity where it cannot save anything."""
-    results = _interleaved([LEAST_BUSY, WITHOUT_FILES, AFFINITY], runs.model, W5, runs.repeats)
+    results = _interleaved([LEAST_BUSY, WITHOUT_FILES, AFFINITY], runs, W5, runs.repeats)
     _show(W5, results)
     cost = statistics.median(_ratios(results, AFFINITY, LEAST_BUSY, _wall_s))
     files = statistics.median(_ratios(results, AFFINITY, WITHOUT_FILES, _wall_s))
@@ -224,7 +231,7 @@ def bench_w5(runs: Runs) -> Result:
 
 def bench_w7(runs: Runs) -> Result:
     """Three clients per slot: the queue is never empty, and owners have no free slot."""
-    results = _interleaved([LEAST_BUSY, WITHOUT_FILES, AFFINITY], runs.model, W7, runs.repeats)
+    results = _interleaved([LEAST_BUSY, WITHOUT_FILES, AFFINITY], runs, W7, runs.repeats)
     _show(W7, results)
     failed = [reason for result in results[AFFINITY] for reason in result.failures]
     tokens = _ratios(results, LEAST_BUSY, AFFINITY, lambda result: result.prefilled)
@@ -240,7 +247,7 @@ def bench_w7(runs: Runs) -> Result:
 
 def bench_w9(runs: Runs) -> Result:
     """One engine runs for a quarter of the time: conversations shared by speed, or equally."""
-    results = _interleaved([EQUAL, BY_SPEED], runs.model, W9, runs.repeats)
+    results = _interleaved([EQUAL, BY_SPEED], runs, W9, runs.repeats)
     _show(W9, results)
     p95 = _ratios(results, EQUAL, BY_SPEED, _first_token_p95_s)
     print(f"first token, 95th percentile: equal weights take {_spread(p95)} times as long")
@@ -251,7 +258,7 @@ def bench_w10(runs: Runs) -> Result:
     """Long system prompts: each is computed once on the machine, not once for each engine."""
     deployments = [*runs.rivals, WITHOUT_FILES, AFFINITY]
     workload = replace(W10, system_words=W10.system_words // 5) if runs.is_tiny else W10
-    results = _interleaved(deployments, runs.model, workload, runs.repeats)
+    results = _interleaved(deployments, runs, workload, runs.repeats)
     _show(workload, results)
     repeated = [result.prefilled / result.distinct for result in results[AFFINITY]]
     first = _ratios(results, AFFINITY, WITHOUT_FILES, _first_token_s)
@@ -304,7 +311,7 @@ Results = Mapping[Deployment, Sequence[WorkloadResult]]
 
 def _interleaved(
     deployments: Sequence[Deployment],
-    model: Path,
+    runs: Runs,
     workload: Workload,
     rounds: int,
     meanwhile: Callable[[Deployment, CorralCli, int], None] = lambda *_: None,
@@ -315,11 +322,12 @@ def _interleaved(
     """
     results: dict[Deployment, list[WorkloadResult]] = {deployment: [] for deployment in deployments}
     for number in range(rounds):
+        seed = runs.first_seed + number
         for deployment in deployments if number % 2 == 0 else reversed(deployments):
             after_each = partial(meanwhile, deployment)
-            result = run(deployment, model, workload, FIRST_SEED + number, after_each)
+            result = run(deployment, runs.model, workload, seed, after_each)
             results[deployment].append(result)
-            label = f"{workload.name} seed {FIRST_SEED + number}, {deployment.name}"
+            label = f"{workload.name} seed {seed}, {deployment.name}"
             print(
                 f"{label}: {result.prefilled} tokens, {result.new} new, {result.distinct} distinct",
                 file=sys.stderr,
