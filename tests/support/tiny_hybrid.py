@@ -1,12 +1,13 @@
 """Writes a tiny hybrid model: a layer with a recurrent state, one with a KV cache.
 
-It can have a layer that drafts the next token but one (multi-token prediction, MTP).
+It can have a layer that drafts the next token but one (multi-token prediction, MTP). Others have
+the architecture of LFM2 or Jamba, or of Mamba: two layers with a recurrent state.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import gguf
 import numpy as np
@@ -22,6 +23,7 @@ _HEADS: Final = 2
 _HEAD: Final = 32
 _STATE: Final = 16  # of each head of the recurrent layer
 _CONV: Final = 4
+_RANK: Final = 4
 _LAYERS: Final = 2
 _TRUNK: Final = tuple(f"blk.{layer}." for layer in range(_LAYERS))
 
@@ -44,6 +46,102 @@ def make(
         chat_template: The template to store.
     """
     return _write(path, mode, ctx, drafts=drafts, chat_template=chat_template)
+
+
+def make_other(
+    path: Path,
+    architecture: Literal["lfm2", "jamba", "mamba"],
+    *,
+    mode: tiny_gguf.Mode = "random",
+    chat_template: str = tiny_gguf.CHAT_TEMPLATE,
+) -> Path:
+    """Write a model of another architecture and return its path."""
+    tokens, types = tiny_gguf.vocabulary(0)
+    random = np.random.default_rng(0)
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_name(f"tiny {architecture} {mode}")
+    writer.add_context_length(2048)
+    writer.add_embedding_length(_EMBD)
+    writer.add_block_count(_LAYERS)
+    writer.add_feed_forward_length(_FF)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
+    if architecture == "lfm2":
+        writer.add_rope_dimension_count(_HEAD)
+        writer.add_rope_freq_base(1e6)
+        writer.add_shortconv_l_cache(_CONV - 1)
+    else:
+        writer.add_ssm_conv_kernel(_CONV)
+        writer.add_ssm_inner_size(2 * _EMBD)
+        writer.add_ssm_state_size(_STATE)
+        writer.add_ssm_time_step_rank(_RANK)
+    if architecture == "mamba":
+        writer.add_head_count(0)
+    else:  # no head: the layer is recurrent
+        writer.add_head_count(_HEADS)
+        writer.add_head_count_kv([0, _HEADS])
+    tiny_gguf.add_tokenizer(writer, tokens, types, chat_template)
+    embedding, output = tiny_gguf.ends(mode, tokens, types, _EMBD, random)
+    norm = np.ones(_EMBD, np.float32)
+    found = {"token_embd.weight": embedding, "output.weight": output}
+    found["token_embd_norm.weight" if architecture == "lfm2" else "output_norm.weight"] = norm
+    for layer, block in enumerate(_other_blocks(architecture, mode, random)):
+        block["attn_norm.weight"] = norm
+        found |= {f"blk.{layer}.{name}": weights for name, weights in block.items()}
+    tiny_gguf.write(writer, found.items())
+    return path
+
+
+def _other_blocks(
+    architecture: str, mode: tiny_gguf.Mode, random: np.random.Generator
+) -> list[dict[str, Array]]:
+    inner = 2 * _EMBD
+
+    def matrix(rows: int, columns: int) -> Array:
+        weights: Array = random.standard_normal((rows, columns)) / np.sqrt(columns)
+        return weights.astype(np.float16)
+
+    def onto_stream(columns: int) -> Array:
+        weights = matrix(_EMBD, columns) * np.float16(mode == "random")
+        weights[0] = 0
+        return weights
+
+    def mamba() -> dict[str, Array]:
+        return {
+            "ssm_in.weight": matrix(2 * inner, _EMBD),
+            "ssm_conv1d.weight": matrix(inner, _CONV).astype(np.float32),
+            "ssm_conv1d.bias": np.zeros(inner, np.float32),
+            "ssm_x.weight": matrix(_RANK + 2 * _STATE, inner),
+            "ssm_dt.weight": matrix(inner, _RANK),
+            "ssm_dt.bias": np.zeros(inner, np.float32),
+            "ssm_a": np.full((inner, _STATE), -0.01, np.float32),  # it forgets slowly
+            "ssm_d": np.ones(inner, np.float32),
+            "ssm_out.weight": onto_stream(inner),
+        }
+
+    if architecture == "mamba":
+        return [mamba(), mamba()]
+    attention = {f"attn_{name}.weight": matrix(_EMBD, _EMBD) for name in "qkv"}
+    attention["attn_output.weight"] = onto_stream(_EMBD)
+    if architecture == "jamba":
+        sizes = {"dt": _RANK, "b": _STATE, "c": _STATE}
+        norms = {f"ssm_{name}_norm.weight": np.ones(sizes[name], np.float32) for name in sizes}
+        recurrent = mamba() | norms
+    else:
+        attention |= {f"attn_{name}_norm.weight": np.ones(_HEAD, np.float32) for name in "qk"}
+        recurrent = {
+            "shortconv.conv.weight": matrix(_EMBD, _CONV - 1).astype(np.float32),
+            "shortconv.in_proj.weight": matrix(3 * _EMBD, _EMBD),
+            "shortconv.out_proj.weight": onto_stream(_EMBD),
+        }
+    for block in (recurrent, attention):
+        block |= {
+            "ffn_norm.weight": np.ones(_EMBD, np.float32),
+            "ffn_gate.weight": matrix(_FF, _EMBD),
+            "ffn_up.weight": matrix(_FF, _EMBD),
+            "ffn_down.weight": onto_stream(_FF),
+        }
+    return [recurrent, attention]
 
 
 def make_drafts(path: Path) -> Path:
