@@ -47,7 +47,7 @@ _TOO_LONG: Final = re.compile(
     r"input \((\d{1,18}) tokens\) is too large to process.*size: (\d{1,18})"
 )
 # An engine's message for a model without an output for the next token, such as BERT.
-_NO_TEXT: Final = "the current context does not logits computation"
+_NO_TEXT: Final = re.compile(r"the current context does not (support )?logits computation")
 _GENERATES_NOTHING: Final = (
     "this model is for embeddings or ranks and generates no text; "
     "use /v1/embeddings or /v1/rerank, or name another model"
@@ -78,7 +78,7 @@ def reclassify_error(status: int, body: bytes) -> tuple[int, bytes]:
             "n_ctx": limit,
         }
         return 400, orjson.dumps({"error": too_long})
-    if is_encoder := message.startswith(_NO_TEXT):
+    if is_encoder := _NO_TEXT.match(message):
         error = {**error, "message": _GENERATES_NOTHING}
     if is_encoder or _CLIENT_MISTAKES.match(message):
         mistake = {**error, "code": 400, "type": "invalid_request_error"}

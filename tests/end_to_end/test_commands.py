@@ -24,7 +24,7 @@ def configured(corral: CorralCli, tiny_model: Path) -> CorralCli:
     ("words", "said"),
     [
         (["--version"], "llama-corral"),
-        (["engine", "list"], "10434"),
+        (["engine", "list"], "package"),
         (["engine", "path"], "llama-server"),
         (["engine", "help", "ctx-size"], "--ctx-size"),
         (["engine", "help"], "--flash-attn"),

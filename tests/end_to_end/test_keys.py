@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from support.corral_cli import CorralCli, until
+from support.engine import KEY, running
+
+from supervisor.builds.discover import Engine
 
 SETTINGS = """
 [proxy]
@@ -86,18 +90,30 @@ flags = {{ parallel = 2, ctx-size = 4096, threads = 1, embedding = true, pooling
 
 @pytest.mark.parametrize("share", ["all", "key"])
 def test_a_text_is_computed_for_each_key_where_keys_share_nothing(
-    corral: CorralCli, tiny_model: Path, share: str
+    corral: CorralCli, engine: Engine, tiny_model: Path, share: str
 ) -> None:
-    """With the pooling `last` the engine reuses what it has of a text."""
+    """With the pooling `last`, build 10434 reuses what it has of a text, and 11434 does not."""
     keys = corral.root / "config" / "keys.toml"
     corral.configure(VECTORS.format(keys=keys, model=tiny_model, share=share))
     owners = [corral.data("key", "add", name)["key"] for name in ("anna", "ben", "cora")]
     corral.ok("start")
+    with httpx.Client(base_url=corral.url, timeout=60) as client:
+        cached = cached_tokens(client, owners)
+    flags = ("-np", "2", "-c", "4096", "-t", "1", "--embedding", "--pooling", "last", "--metrics")
+    with running(engine, tiny_model, *flags, "--no-kv-unified", "-sps", "0") as socket:
+        transport = httpx.HTTPTransport(uds=str(socket))
+        with httpx.Client(base_url="http://engine", transport=transport, timeout=60) as client:
+            reused = cached_tokens(client, [KEY] * len(owners))
+    assert (cached > 50) == (share == "all" and reused > 50)
+
+
+def cached_tokens(client: httpx.Client, keys: Sequence[str]) -> int:
+    """Ask for the same vector with each key; return the tokens that the engine found cached."""
     body = {"model": "vectors", "input": "the river and the garden " * 20}
-    url = f"{corral.url}/v1/embeddings"
-    for key in owners:
-        assert httpx.post(url, json=body, headers=bearer(key), timeout=60).status_code == 200
-    page = httpx.get(f"{corral.url}/metrics", headers=bearer(owners[0]), timeout=60).text
-    found = re.search(r"llamacpp:prompt_tokens_cached_total\{.*\} (\d+)", page)
+    for key in keys:
+        asked = client.post("/v1/embeddings", json=body, headers=bearer(key))
+        assert asked.status_code == 200
+    page = client.get("/metrics", headers=bearer(keys[0])).text
+    found = re.search(r"^llamacpp:prompt_tokens_cached_total(?:\{.*\})? (\d+)", page, re.MULTILINE)
     assert found
-    assert (int(found[1]) > 50) == (share == "all")
+    return int(found[1])

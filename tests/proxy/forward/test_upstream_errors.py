@@ -61,8 +61,9 @@ def test_a_long_error_without_a_message_is_none(said: bytes) -> None:
     assert shorten_error(500, said) is None
 
 
-def test_a_model_without_text_says_what_it_is_for() -> None:
-    message = "the current context does not logits computation. skipping"
+@pytest.mark.parametrize("verb", ["", "support "], ids=["b10434", "b11434"])
+def test_a_model_without_text_says_what_it_is_for(verb: str) -> None:
+    message = f"the current context does not {verb}logits computation. skipping"
     status, body_sent = reclassify_error(
         500, body({"code": 500, "message": message, "type": "server_error"})
     )
