@@ -238,7 +238,10 @@ def _figures(prompts: int, tokens: int, status: messages.CacheStatus) -> tuple[s
 def _saved_tokens_text(tier: messages.TierStatus) -> str:
     if not tier.found_tokens:
         return _NONE
-    seconds = tier.saved_s
+    return _seconds_text(tier.saved_s)
+
+
+def _seconds_text(seconds: float) -> str:
     return f"{seconds:.1f}s" if seconds < _SHORT_S else duration(seconds)
 
 
@@ -276,7 +279,7 @@ def _files(status: messages.CacheStatus, now: datetime) -> Iterator[str]:
         aborted = f", {ahead.aborted} aborted" if ahead.aborted else ""
         yield (
             f"{status.model} computed ahead: {_count(ahead.computed, 'next turn')}{aborted}, "
-            f"{ahead.computed_tokens} tokens in {duration(ahead.duration_s)}; then found "
+            f"{ahead.computed_tokens} tokens in {_seconds_text(ahead.duration_s)}; then found "
             f"{ahead.used_tokens}, not found {ahead.missed_tokens}"
         )
 
