@@ -266,7 +266,7 @@ def test_a_download_that_is_not_the_file_of_the_index(
     content: bytes,
     reason: str,
 ) -> None:
-    monkeypatch.setattr("supervisor.system.download._FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr("supervisor.system.download._LONGEST_WAIT_S", 0.0)
     workshop.content = content
     with pytest.raises(DownloadFailed, match=reason):
         run(is_kept=reason == "download")
