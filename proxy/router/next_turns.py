@@ -361,7 +361,7 @@ class NextTurns:
         """Compute a next turn if that pays; return whether to try again later."""
         upstream, turn = instance.upstream, self._turns.get(conversation)
         slot_map = self._prefix_index.slot_maps.get(upstream.name)
-        if slot_map is None or turn is None or turn.exchange is None:
+        if slot_map is None or turn is None or turn.exchange is None or turn.tries >= _TRIES_MAX:
             return False
         case, now_s = self._case(upstream, conversation, turn), self._clock()
         expected_s = (case.tokens - case.found_tokens) / instance.rates.prefill_tps
