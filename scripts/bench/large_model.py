@@ -1,17 +1,20 @@
-"""Writes a model of the shape of an 8B model, whose weights say nothing: only its speed counts.
+"""Writes models of the shape of an 8B model, whose weights say nothing: only its speed counts.
 
-The layers are those of Llama 3.1 8B in Q4_0; all share one set of random weights, so that writing
-takes as long as the disk. The vocabulary has 32 000 tokens.
+The layers of `make` are those of Llama 3.1 8B in Q4_0; all share one set of random weights, so
+that writing takes as long as the disk. The vocabulary has 32 000 tokens. The model of `make_light`
+has the KV cache of Llama 3.1 8B, 128 KiB for a token in f16, and next to no weights.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import gguf
 import numpy as np
 from numpy.typing import NDArray
+from support import tiny_gguf
 from support.tiny_gguf import CHAT_TEMPLATE, add_tokenizer, vocabulary
 
 EMBD, LAYERS, HEADS, KV_HEADS, FF = 4096, 32, 32, 8, 14336
@@ -44,6 +47,57 @@ def make(path: Path, *, layers: int = LAYERS) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+_LIGHT_EMBD: Final = 64
+_LIGHT_HEAD: Final = EMBD // HEADS
+
+
+def make_light(path: Path, *, ctx: int = 131_072) -> Path:
+    """Write a model of 17 MB with the KV cache of an 8B model, and return its path.
+
+    It has one query head for each KV head, so that attention costs a quarter of the real one.
+    """
+    tokens, types = vocabulary(0)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name("cache of an 8B")
+    writer.add_context_length(ctx)
+    writer.add_embedding_length(_LIGHT_EMBD)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(_LIGHT_EMBD)
+    writer.add_head_count(KV_HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_key_length(_LIGHT_HEAD)
+    writer.add_value_length(_LIGHT_HEAD)
+    writer.add_rope_dimension_count(_LIGHT_HEAD)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
+    add_tokenizer(writer, tokens, types, CHAT_TEMPLATE)
+    tiny_gguf.write(writer, _light_tensors(tokens, types))
+    return path
+
+
+def _light_tensors(tokens: list[str], types: list[int]) -> Iterator[tuple[str, NDArray[Any]]]:
+    rng = np.random.default_rng(0)
+    embedding, output = tiny_gguf.ends("random", tokens, types, _LIGHT_EMBD, rng)
+    norm = np.ones(_LIGHT_EMBD, np.float32)
+    yield "token_embd.weight", embedding
+    yield "output.weight", output
+    yield "output_norm.weight", norm
+    width = KV_HEADS * _LIGHT_HEAD
+    into = {"attn_q": width, "attn_k": width, "attn_v": width}
+    into |= {"ffn_gate": _LIGHT_EMBD, "ffn_up": _LIGHT_EMBD}
+    onto = {"attn_output": width, "ffn_down": _LIGHT_EMBD}
+    for layer in range(LAYERS):
+        for name, rows in into.items():
+            weights = rng.standard_normal((rows, _LIGHT_EMBD)) / np.sqrt(_LIGHT_EMBD)
+            yield f"blk.{layer}.{name}.weight", weights.astype(np.float16)
+        for name, columns in onto.items():
+            weights = rng.standard_normal((_LIGHT_EMBD, columns)) / np.sqrt(columns)
+            weights[0] = 0  # the constant of `tiny_gguf`
+            yield f"blk.{layer}.{name}.weight", weights.astype(np.float16)
+        for name in ("attn_norm", "ffn_norm"):
+            yield f"blk.{layer}.{name}.weight", norm
 
 
 def _add_tensors(writer: Any, layers: int) -> None:

@@ -28,7 +28,7 @@ from typing import Final
 
 import aiohttp
 
-from scripts.bench import tiers_gaps
+from scripts.bench import tiers_gaps, tiers_large
 from scripts.bench.conversations import WORDS, TurnResult, chat
 from scripts.bench.deployment import AFFINITY, serving
 from scripts.bench.mixed_requests import session
@@ -74,8 +74,22 @@ def main() -> int:
     parser.add_argument("--pause", type=float, default=30, metavar="S", help="before they return")
     parser.add_argument("--repeats", type=int, default=5, help="pairs that measure the gaps")
     parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument(
+        "--large", action="store_true", help="conversations of the size of an 8B model instead"
+    )
+    large = parser.add_argument_group("with --large")
+    large.add_argument("--sizes", type=int, nargs="+", default=tiers_large.SIZES, metavar="TOKENS")
+    large.add_argument("--caches", nargs="+", default=["f16"], choices=["f16", "q8_0"])
+    large.add_argument("--disk-mib-s", type=int, metavar="N", help="limit of the disk (root)")
+    large.add_argument("--disk-room-mib", type=int, metavar="N", help="size of the disk (root)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
     options = parser.parse_args()
+    if options.large:
+        found_large = tiers_large.measure(
+            options.sizes, options.caches, options.disk_mib_s, options.disk_room_mib
+        )
+        tiers_large.show(found_large)
+        return _finish(found_large, options.json)
     model = pinned.find_pin("smollm2").path(directories().models)
     parts = options.parts or ["return", "gaps"]
     found: list[Result] = []
@@ -89,10 +103,14 @@ def main() -> int:
         {goal: is_met for entry in found for goal, is_met in entry.goals.items()},
         notes=[note for entry in found for note in entry.notes],
     )
-    both.write(options.json)
-    for goal, is_met in both.goals.items():
+    return _finish(both, options.json)
+
+
+def _finish(result: Result, path: Path | None) -> int:
+    result.write(path)
+    for goal, is_met in result.goals.items():
         print(f"{'ok' if is_met else 'missed'}: {goal}")
-    return 1 if both.missed else 0
+    return 1 if result.missed else 0
 
 
 def measure_return(model: Path, count: int, pause_s: float, seed: int) -> Result:
