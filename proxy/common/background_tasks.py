@@ -170,8 +170,11 @@ async def persist(
         began_at_s = clock()
         try:
             return await work()
-        except Exception as error:  # noqa: BLE001 (a task of the daemon outlives any failure)
+        except Exception as error:
             FAILURES.note(task, error)
+            # A TaskGroup raises the errors of its tasks rather than CancelledError.
+            if (running := asyncio.current_task()) and running.cancelling():
+                raise asyncio.CancelledError from error
         if clock() - began_at_s > _LONG_S:
             pause_s = first_pause_s
         await asyncio.sleep(pause_s)

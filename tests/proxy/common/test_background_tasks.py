@@ -60,6 +60,30 @@ async def test_cancellation_is_never_swallowed() -> None:
     assert task.cancelled()
 
 
+async def test_work_that_fails_while_it_is_cancelled_is_not_repeated() -> None:
+    begun, tries = asyncio.Event(), []
+
+    async def fails_at_its_end() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise OSError(5, "Input/output error")
+
+    async def work() -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(fails_at_its_end())
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(persist("a test", work, first_pause_s=0))
+        await begun.wait()
+        task.cancel()
+    assert task.cancelled()
+    assert len(tries) == 1
+
+
 def fail(depth: int) -> Exception:
     try:
         int("no number")
