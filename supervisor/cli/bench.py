@@ -187,22 +187,31 @@ def bench(  # noqa: PLR0913, PLR0917 (a command has its options)
     exit_code = 1 if notes else 0
     notes += result.notes
     if report:
-        given: dict[str, object] = {
+        options = {
             "--seed": result.seed,
             "--profiles": profiles,
             "--workload": workload,
+            "--repeats": repeats,
+            "--minutes": minutes and f"{minutes:g}",
+            "--config": config and config.absolute(),
         }
-        given |= {"--repeats": repeats, "--minutes": minutes and f"{minutes:g}"}
-        given |= {"--config": config and config.absolute()}
-        options = [word for pair in given.items() if pair[1] not in {None, ""} for word in pair]
-        try:
-            write_report(result, report, shell(map(str, ["corral", "bench", model, *options])))
-            notes.append(f"the report is in {report}")
-        except OSError as error:
-            notes.append(f"the report {report} was not written: {error.strerror}")
-            exit_code = 1
+        error = _write_report(result, report, model, options)
+        notes.append(error or f"the report is in {report}")
+        exit_code = 1 if error else exit_code
     exit_code = _EXIT_INTERRUPTED if result.is_interrupted else exit_code
     return CommandResult(data(result), _bench_text(result), tuple(notes), exit_code)
+
+
+def _write_report(
+    result: BenchResult, report: Path, model: str, options: Mapping[str, object]
+) -> str | None:
+    """Write the report with the command that repeats it; return an error."""
+    words = [word for pair in options.items() if pair[1] not in {None, ""} for word in pair]
+    try:
+        write_report(result, report, shell(map(str, ["corral", "bench", model, *words])))
+    except OSError as error:
+        return f"the report {report} was not written: {error.strerror}"
+    return None
 
 
 def _measure_rounds(job: Bench, facts: MachineFacts) -> BenchResult:
