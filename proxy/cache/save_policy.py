@@ -271,6 +271,13 @@ class SlotFileMeasures:
         self._loss = _LOSS
         self._use = 1.0
 
+    def transfer_s(self, size_bytes: float) -> float:
+        """Return how long another instance waits for a file: saved, stored and restored.
+
+        It is stored while the engine goes on, in about the time that the engine took to save it.
+        """
+        return 2 * self.saves.duration_s(size_bytes) + self.restores.duration_s(size_bytes)
+
     def note_use(self, restored: int, found: int) -> None:
         """Note how many tokens of a prompt were restored into a slot and how many the engine found.
 
@@ -301,14 +308,14 @@ class SlotFileMeasures:
         return max(_LEAST_LOSS, self._loss)
 
 
-# Time for which an unused share of time is saved up.
+# An unused share of time accumulates for this long.
 _SAVED_S: Final = 300.0
 # Estimates are wrong by up to a factor of two, and disk time has a cost too.
 _MARGIN: Final = 2.0
 # The most that the save of an idle engine may delay the next turn, on average.
 _TURN_WAIT_S: Final = 0.2
 # A client that continues at once does so within this time.
-_IDLE_S: Final = 0.25
+IDLE_S: Final = 0.25
 # Below this, recomputing is as fast as finding the tokens.
 _WORTH_TOKENS: Final = 32
 # Tokens that a stream decodes between two pauses.
@@ -358,7 +365,7 @@ def idle_before_save_s(case: SaveCase) -> float:
     it on average. The expected wait is at most `_TURN_WAIT_S`.
     """
     wanted_s = case.save_s**2 / (2 * _TURN_WAIT_S) - case.usual_return_s
-    return max(_IDLE_S, wanted_s)
+    return max(IDLE_S, wanted_s)
 
 
 def due_in_s(case: SaveCase) -> float:
@@ -394,7 +401,7 @@ def pays_to_compute_ahead(case: NextTurnCase) -> bool:
 
 
 class IdleBudget:
-    """Seconds that an engine may work for nobody: a share of time, saved for at most 5 minutes."""
+    """Seconds that an engine may compute without a request: a share of the last 5 minutes."""
 
     def __init__(self, share: float, now_s: float) -> None:
         self._share = share

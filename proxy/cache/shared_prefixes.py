@@ -94,6 +94,8 @@ class SharedPrefixes:
         return None if unreported else _shared_prefix(prefix, kind, prompt)
 
 
+# A shorter beginning is not worth a file of its own.
+BEGINNING_BLOCKS_MIN: Final = 16
 # Beginnings seen long ago count less: about the latest sixty count.
 _KEPT: Final = 0.984
 # Assumed share of beginnings that several conversations have, with the weight of one.

@@ -520,7 +520,7 @@ def match_slots(
     2. Other slots match tasks by recency, latest first, if their content is equal or unknown.
     3. Of slots used at once an equal one matches; an older equal one too: those after it are lost.
     4. A task that matches none is not ours; lost slots get such numbers as guesses, and no content.
-       The number of an only slot is no guess, unless somebody else uses it now.
+       If there is one slot, its number is certain, unless another client uses it now.
 
     Requests that are sent at once may begin in another order, so their numbers stay. `pending` is
     the slot of a request that is not sent yet.

@@ -38,7 +38,7 @@ from proxy.cache.holders import Conversation
 from proxy.cache.host_cache import EMPTY, SlotContent
 from proxy.cache.index import CacheHint, PrefixIndex
 from proxy.cache.prompt import has_text_only, read_prompt
-from proxy.cache.save_policy import IdleBudget, NextTurnCase, pays_to_compute_ahead
+from proxy.cache.save_policy import IDLE_S, IdleBudget, NextTurnCase, pays_to_compute_ahead
 from proxy.cache.slot_map import Slot, SlotMap
 from proxy.common.headers import JSON
 from proxy.errors import ProxyError, UpstreamTimeout
@@ -56,8 +56,6 @@ from proxy.upstream.upstream import Timings, Upstream, average
 
 Message = Mapping[str, Any]
 
-# A client that continues at once does so within this time.
-_IDLE_S: Final = 0.25
 _CHUNK_S: Final = 0.1
 _CHUNK_MIN_TOKENS: Final = 32
 _CHUNK_MAX_TOKENS: Final = 512
@@ -251,7 +249,7 @@ class NextTurns:
             self.due.pop(conversation, None)
             used = self._learn(turn, lease, timings)
         given = Given.of(reply)
-        if (given.kind == "text" and not _is_all_or_nothing(upstream)) or not self._may(lease):
+        if (given.kind == "text" and not upstream.is_all_or_nothing) or not self._may(lease):
             return used
         prompt_tokens = timings.cached_tokens + timings.prompt_tokens
         text_bytes = len(orjson.dumps([reply.get("content"), reply.get("tool_calls")]))
@@ -337,7 +335,7 @@ class NextTurns:
         """Compute the next turns of an instance's conversations whenever it is idle."""
         while instance.in_service and (conversation := self._next_due(instance)):
             ended.clear()
-            wait_s = self._ended_at_s[instance.upstream.name] + _IDLE_S - self._clock()
+            wait_s = self._ended_at_s[instance.upstream.name] + IDLE_S - self._clock()
             if instance.leases or wait_s > 0:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(None if instance.leases else wait_s):
@@ -387,7 +385,7 @@ class NextTurns:
 
     def _case(self, upstream: Upstream, conversation: Conversation, turn: _Turn) -> NextTurnCase:
         measures, now_s = self._prefix_index.measures[upstream.model], self._clock()
-        is_all_or_nothing = _is_all_or_nothing(upstream)
+        is_all_or_nothing = upstream.is_all_or_nothing
         return NextTurnCase(
             turn.next_tokens,
             turn.checkpoint_tokens if is_all_or_nothing else turn.prompt_tokens,
@@ -411,7 +409,7 @@ class NextTurns:
         if not (tokens and await self._reserve(upstream, work)):
             return
         chunk = len(tokens)
-        if not _is_all_or_nothing(upstream):
+        if not upstream.is_all_or_nothing:
             tokens_now = round(instance.rates.prefill_tps * _CHUNK_S)
             chunk = min(_CHUNK_MAX_TOKENS, max(_CHUNK_MIN_TOKENS, tokens_now))
         end, cached_tokens = min(turn.prompt_tokens, len(tokens) - 1), None
@@ -516,11 +514,6 @@ class NextTurns:
 def _request(path: str, members: Message) -> UpstreamRequest:
     headers = CIMultiDict({"Content-Type": JSON})
     return UpstreamRequest("POST", path, "", headers, orjson.dumps(members))
-
-
-def _is_all_or_nothing(upstream: Upstream) -> bool:
-    """Return whether an engine continues only from the end of a slot, or from a checkpoint."""
-    return bool(upstream.resumable_prompts or upstream.window_tokens)
 
 
 def _client(request: ProxyRequest) -> tuple[str, str]:

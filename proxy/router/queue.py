@@ -44,7 +44,7 @@ from typing import Final
 from proxy.cache.index import CacheHint, PrefixIndex, most_tokens
 from proxy.cache.prompt import BLOCK_TOKENS, Prompt, session_hash, shared_blocks
 from proxy.cache.save_policy import SaveCase, is_worth_saving
-from proxy.cache.shared_prefixes import BeginningUse
+from proxy.cache.shared_prefixes import BEGINNING_BLOCKS_MIN, BeginningUse
 from proxy.request.request import Priority, ProxyRequest
 from proxy.router.candidates import Candidates, LeaseTimes
 from proxy.router.lease import FEW_TOKENS, Clock, Lease, RoutingTarget
@@ -304,8 +304,6 @@ def beginning_wait_s(case: BeginningCase) -> float:
     return max(_LOOK_MIN_S, min(wait_s, limit_s - case.waited_s))
 
 
-# A shorter beginning is not worth a file of its own.
-_BEGINNING_BLOCKS_MIN: Final = 16
 # A shorter common beginning is computed within a batch; waiting for it does not pay.
 _BLOCKS_MIN: Final = 8
 # The longest wait for it, relative to the expected time of the first request.
@@ -536,9 +534,6 @@ class SlotAssignment:
         block_tokens = BLOCK_TOKENS * progress.prompt_total / its.tokens
         measures = self.prefix_index.measures[upstream.model]
         size_bytes = shared * block_tokens * upstream.token_bytes + upstream.state_bytes
-        # It is stored while the engine goes on, in about the time that the engine took.
-        transfer_s = 2 * measures.saves.duration_s(size_bytes)
-        transfer_s += measures.restores.duration_s(size_bytes)
         return beginning_wait_s(
             BeginningCase(
                 left=max(0.0, shared * block_tokens - progress.prompt_done),
@@ -546,7 +541,7 @@ class SlotAssignment:
                 tokens=more * block_tokens,
                 here_tps=instance.rates.prefill_tps if instance.rates.answers else there_tps,
                 backlog=instance.backlog_tokens,
-                transfer_s=transfer_s,
+                transfer_s=measures.transfer_s(size_bytes),
                 waited_s=now_s - queued.joined_at_s,
                 timeout_s=queued.request.queue_timeout_s,
             )
@@ -558,7 +553,7 @@ class SlotAssignment:
         if prompt is None or not of_model.with_files or request.is_background:
             return 0
         upstream, blocks = instance.upstream, prompt.beginning_blocks
-        if blocks < _BEGINNING_BLOCKS_MIN:
+        if blocks < BEGINNING_BLOCKS_MIN:
             return 0
         reuse_p = self._beginnings.note(prompt.blocks[blocks - 1])
         others = (other for other in of_model.with_files if other is not instance)
@@ -567,7 +562,7 @@ class SlotAssignment:
         if is_single or not (is_cut and upstream.cache_key and upstream.can_name_slots):
             return 0
         # The others cannot use a part of a recurrent state or of a window.
-        if upstream.resumable_prompts or upstream.window_tokens or upstream.prefer_pure_decode:
+        if upstream.is_all_or_nothing or upstream.prefer_pure_decode:
             return 0
         if instance.prefilling > 1:  # its engine computes prompts in the order of their arrival
             return 0
@@ -586,7 +581,7 @@ class SlotAssignment:
             gap_s=1 / rates.decode_tps,
         )
         is_worth = is_worth_saving(case, self.queue.settings.slot_save_pause_max_ms / 1000)
-        return blocks if missing >= _BEGINNING_BLOCKS_MIN and is_worth else 0
+        return blocks if missing >= BEGINNING_BLOCKS_MIN and is_worth else 0
 
     def _recheck_after(self, moves_in_s: float | None, held: Mapping[str, float]) -> None:
         moves_in_s = math.inf if moves_in_s is None else moves_in_s

@@ -31,6 +31,7 @@ from proxy.cache.miss_cause import (
     recent_prompt,
 )
 from proxy.cache.prompt import BLOCK_TOKENS, Prompt, shared_blocks
+from proxy.cache.shared_prefixes import BEGINNING_BLOCKS_MIN
 from proxy.cache.slot_map import Slot, SlotMap, SlotOwners
 from proxy.errors import UpstreamTimeout
 from proxy.observe.cache_finding import BY_CLIENT, OF_PLACE, TOKENS_MIN, CacheFinding, NoFile, Tier
@@ -43,8 +44,6 @@ from proxy.upstream.endpoint_kinds import EndpointKind, is_single
 from proxy.upstream.engine_state import clear_slots, get_slots, refresh_slots
 from proxy.upstream.upstream import Timings
 
-# A shorter beginning is not worth a file.
-_BEGINNING_BLOCKS_MIN: Final = 16
 # Shorter conversations are not saved.
 _TOKENS_MIN: Final = 256
 # The longest wait, relative to the time to compute the prompt.
@@ -283,12 +282,11 @@ class SlotSelector:
             return
         blocks, other, slot = self._held_elsewhere(lease, prompt)
         more = blocks - self._prefix_index.available_blocks(upstream, prompt)
-        if other is None or slot is None or more < _BEGINNING_BLOCKS_MIN:
+        if other is None or slot is None or more < BEGINNING_BLOCKS_MIN:
             return
         measures = self._prefix_index.measures[upstream.model]
         size_bytes = slot.content.tokens * upstream.token_bytes + upstream.state_bytes
-        transfer_s = 2 * measures.saves.duration_s(size_bytes)
-        transfer_s += measures.restores.duration_s(size_bytes)
+        transfer_s = measures.transfer_s(size_bytes)
         compute_s = more * BLOCK_TOKENS / lease.instance.rates.prefill_tps
         if transfer_s > _SHARE_MAX * compute_s:
             return
@@ -307,7 +305,7 @@ class SlotSelector:
         """Return the idle slot of another instance that holds most blocks of a prompt."""
         best: tuple[int, RoutingTarget | None, Slot | None] = (0, None, None)
         upstream = lease.upstream
-        if upstream.resumable_prompts or upstream.window_tokens:
+        if upstream.is_all_or_nothing:
             return best
         for run in self._prefix_index.with_files.values():
             other = self._instances.get(run.name)

@@ -90,6 +90,11 @@ class Upstream:
         object.__setattr__(self, "own_fields", tuple(fields))  # as all others, it is frozen
 
     @property
+    def is_all_or_nothing(self) -> bool:
+        """Whether it continues only from the end of a slot, or from a checkpoint."""
+        return bool(self.resumable_prompts or self.window_tokens)
+
+    @property
     def is_on_trial(self) -> bool:
         return self.trial_share > 0
 

@@ -6,6 +6,7 @@ the architecture of LFM2 or Jamba, or of Mamba: two layers with a recurrent stat
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -92,10 +93,10 @@ def make_other(
     return path
 
 
-def _other_blocks(
-    architecture: str, mode: tiny_gguf.Mode, random: np.random.Generator
-) -> list[dict[str, Array]]:
-    inner = 2 * _EMBD
+def _weights(
+    mode: tiny_gguf.Mode, random: np.random.Generator
+) -> tuple[Callable[[int, int], Array], Callable[[int], Array]]:
+    """Return a function that makes a matrix, and one for a matrix that writes to the stream."""
 
     def matrix(rows: int, columns: int) -> Array:
         weights: Array = random.standard_normal((rows, columns)) / np.sqrt(columns)
@@ -105,6 +106,16 @@ def _other_blocks(
         weights = matrix(_EMBD, columns) * np.float16(mode == "random")
         weights[0] = 0
         return weights
+
+    return matrix, onto_stream
+
+
+def _other_blocks(
+    architecture: str, mode: tiny_gguf.Mode, random: np.random.Generator
+) -> list[dict[str, Array]]:
+    inner = 2 * _EMBD
+
+    matrix, onto_stream = _weights(mode, random)
 
     def mamba() -> dict[str, Array]:
         return {
@@ -193,14 +204,7 @@ def _tensors(
 ) -> dict[str, Array]:
     random = np.random.default_rng(0)
 
-    def matrix(rows: int, columns: int) -> Array:
-        weights: Array = random.standard_normal((rows, columns)) / np.sqrt(columns)
-        return weights.astype(np.float16)
-
-    def onto_stream(columns: int) -> Array:
-        weights = matrix(_EMBD, columns) * np.float16(mode == "random")
-        weights[0] = 0
-        return weights
+    matrix, onto_stream = _weights(mode, random)
 
     def attention() -> dict[str, Array]:
         width = _HEADS * _HEAD
