@@ -1,39 +1,5 @@
 """Errors of the commands, with the exit code of each.
 
-    CorralError                       1    something failed
-    ├── SettingsInvalid              78    corral.toml, a profile or a flag is wrong
-    ├── EngineMissing                78    no llama-server at its path or in the usual places
-    ├── EngineBroken                 78    a file is there, but it does not run
-    ├── EngineInUse                   1    a build that is in use cannot be removed
-    ├── EnginesBusy                  69    another command changes the installed builds
-    ├── ModelInvalid                 78    the GGUF is missing, truncated, or not a GGUF
-    ├── OutOfMemory                  78    a model can never fit into this machine's memory
-    ├── DeviceMemoryShort             1    other programs hold the device memory that a model needs
-    ├── StartFailed                   1    an engine started and did not become ready
-    ├── EngineFailed                  1    an engine ended while it was measured
-    ├── WorkerUnreachable             1    an RPC worker does not answer
-    ├── WorkerMismatch               78    an RPC worker speaks another version of the protocol
-    ├── WorkerFailed                  1    an RPC worker that was started here does not listen
-    ├── DownloadFailed                1    a file could not be fetched or verified
-    ├── HubAccessDenied               1    the hub wants a token, or conditions to be accepted
-    ├── CaptureInvalid               78    a file is no capture, or nothing in it can be played
-    ├── DiskFull                      1    a file does not fit on its disk
-    ├── AccessDenied                  1    a directory, socket or log cannot be used
-    ├── ServiceFailed                 1    systemd refuses, or does not run here
-    ├── NotRunning                    3    the daemon is not running
-    ├── NoSuchModel                   4    no model of that name
-    ├── NoSuchRequest                 4    no request of that id
-    ├── NoSuchConversation            4    no conversation of that name or request
-    ├── HistoryUnavailable            1    figures of past requests are not kept, or not readable
-    ├── ModelKept                     1    another program keeps that model
-    ├── ModelInUse                   69    an engine serves the model that is to be removed
-    ├── NotConfirmed                  2    the user cannot be asked, and --yes was not given
-    ├── DaemonBusy                   69    another daemon holds the directory, or ours hangs
-    ├── DaemonStopping               69    the daemon is ending, and takes no new desktop host
-    ├── DaemonExited                  1    the daemon ended without being told to
-    ├── MachineBusy                  69    other programs take what a measurement needs
-    └── Interrupted                 130    Ctrl-C; the daemon continues
-
 0 is success, 2 a usage error. 78 is EX_CONFIG: a service manager must not restart the daemon
 (systemd: RestartPreventExitStatus=78). 3 is what `systemctl status` returns for a stopped unit.
 """
@@ -41,6 +7,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Final, TypedDict
@@ -70,6 +37,11 @@ class CorralError(Exception):
     code: ClassVar[str] = "failed"
     exit_code: ClassVar[int] = 1
 
+    def __init_subclass__(cls, *, exit_code: int = 1, code: str = "") -> None:
+        """Set both; without `code`, it is the name of the class, such as `engine_missing`."""
+        cls.code = code or re.sub(r"(?<!^)([A-Z])", r"_\1", cls.__name__).lower()
+        cls.exit_code = exit_code
+
     def __init__(self, message: str, hint: str | None = None, log: str | None = None) -> None:
         super().__init__(message)
         self.message = message
@@ -80,150 +52,132 @@ class CorralError(Exception):
         return {"code": self.code, "message": self.message, "hint": self.hint, "log": self.log}
 
 
-class SettingsInvalid(CorralError):
-    code = "settings_invalid"
-    exit_code = 78
+class SettingsInvalid(CorralError, exit_code=78):
+    """The settings file, a profile or a flag is wrong."""
 
 
-class EngineMissing(CorralError):
-    code = "engine_missing"
-    exit_code = 78
+class EngineMissing(CorralError, exit_code=78):
+    """No llama-server at its path or in the usual places."""
 
 
-class EngineBroken(CorralError):
-    code = "engine_broken"
-    exit_code = 78
+class EngineBroken(CorralError, exit_code=78):
+    """A file is there, but it does not run."""
 
 
 class EngineInUse(CorralError):
-    code = "engine_in_use"
+    """A build that is in use cannot be removed."""
 
 
-class EnginesBusy(CorralError):
-    code = "engines_busy"
-    exit_code = 69
+class EnginesBusy(CorralError, exit_code=69):
+    """Another command changes the installed builds."""
 
 
-class ModelInvalid(CorralError):
-    code = "model_invalid"
-    exit_code = 78
+class ModelInvalid(CorralError, exit_code=78):
+    """The GGUF is missing, truncated, or not a GGUF."""
 
 
-class OutOfMemory(CorralError):
-    code = "no_room"
-    exit_code = 78
+class OutOfMemory(CorralError, exit_code=78, code="no_room"):
+    """A model can never fit into this machine's memory."""
 
 
 class DeviceMemoryShort(CorralError):
-    code = "device_memory_short"
+    """Other programs hold the device memory that a model needs."""
 
 
 class StartFailed(CorralError):
-    code = "start_failed"
+    """An engine started and did not become ready."""
 
 
 class EngineFailed(CorralError):
-    code = "engine_failed"
+    """An engine ended while it was measured."""
 
 
 class WorkerUnreachable(CorralError):
-    code = "worker_unreachable"
+    """An RPC worker does not answer."""
 
 
-class WorkerMismatch(CorralError):
-    code = "worker_mismatch"
-    exit_code = 78
+class WorkerMismatch(CorralError, exit_code=78):
+    """An RPC worker speaks another version of the protocol."""
 
 
 class WorkerFailed(CorralError):
-    code = "worker_failed"
+    """An RPC worker that was started here does not listen."""
 
 
 class DownloadFailed(CorralError):
-    code = "download_failed"
+    """A file could not be fetched or verified."""
 
 
 class HubAccessDenied(CorralError):
-    code = "hub_access_denied"
+    """The hub wants a token, or conditions to be accepted."""
 
 
-class CaptureInvalid(CorralError):
-    code = "capture_invalid"
-    exit_code = 78
+class CaptureInvalid(CorralError, exit_code=78):
+    """A file is no capture, or nothing in it can be played."""
 
 
 class DiskFull(CorralError):
-    code = "disk_full"
+    """A file does not fit on its disk."""
 
 
-class AccessDenied(CorralError):
-    code = "state_denied"
+class AccessDenied(CorralError, code="state_denied"):
+    """A directory, socket or log cannot be used."""
 
 
 class ServiceFailed(CorralError):
-    code = "service_failed"
+    """The service manager refuses, or does not run here."""
 
 
-class NotRunning(CorralError):
-    code = "not_running"
-    exit_code = 3
+class NotRunning(CorralError, exit_code=3):
+    """The daemon is not running."""
 
 
-class NoSuchModel(CorralError):
-    code = "no_such_model"
-    exit_code = 4
+class NoSuchModel(CorralError, exit_code=4):
+    """No model of that name."""
 
 
-class NoSuchRequest(CorralError):
-    code = "no_such_request"
-    exit_code = 4
+class NoSuchRequest(CorralError, exit_code=4):
+    """No request of that id."""
 
 
-class NoSuchConversation(CorralError):
-    code = "no_such_conversation"
-    exit_code = 4
+class NoSuchConversation(CorralError, exit_code=4):
+    """No conversation of that name or request."""
 
 
 class HistoryUnavailable(CorralError):
-    code = "history_unavailable"
+    """Figures of past requests are not kept, or not readable."""
 
 
 class ModelKept(CorralError):
-    code = "model_kept"
+    """Another program keeps that model."""
 
 
-class ModelInUse(CorralError):
-    code = "model_in_use"
-    exit_code = 69
+class ModelInUse(CorralError, exit_code=69):
+    """An engine serves the model that is to be removed."""
 
 
-class NotConfirmed(CorralError):
-    code = "not_confirmed"
-    exit_code = 2
+class NotConfirmed(CorralError, exit_code=2):
+    """The user cannot be asked, and --yes was not given."""
 
 
-class DaemonBusy(CorralError):
-    code = "daemon_busy"
-    exit_code = 69
+class DaemonBusy(CorralError, exit_code=69):
+    """Another daemon holds the directory, or ours hangs."""
 
 
-class DaemonStopping(CorralError):
-    code = "daemon_stopping"
-    exit_code = 69
+class DaemonStopping(CorralError, exit_code=69):
+    """The daemon is ending, and takes no new desktop host."""
 
 
-class DaemonExited(CorralError):
-    code = "daemon_exited_error"
+class DaemonExited(CorralError, code="daemon_exited_error"):
+    """The daemon ended without being told to."""
 
 
-class MachineBusy(CorralError):
-    code = "machine_busy"
-    exit_code = 69
+class MachineBusy(CorralError, exit_code=69):
+    """Other programs take what a measurement needs."""
 
 
-class Interrupted(CorralError):
-    code = "interrupted"
-    exit_code = 130
+class Interrupted(CorralError, exit_code=130):
+    """Ctrl-C; the daemon continues."""
 
 
 @contextmanager

@@ -106,12 +106,11 @@ def tag(model_info: ModelInfo, details: ModelDetails) -> dict[str, Any]:
 
 
 def show(model_info: ModelInfo, details: ModelDetails) -> dict[str, Any]:
-    template = details.chat_template
     return {
         "license": "",
         "modelfile": f"# This model is configured in corral.toml.\nFROM {model_info.id}\n",
         "parameters": f"num_ctx {model_info.context_length}" if model_info.context_length else "",
-        "template": template,
+        "template": details.chat_template,
         "details": _details(model_info, details),
         "model_info": _facts(model_info, details.architecture or "unknown"),
         "capabilities": list(details.capabilities),
@@ -337,8 +336,7 @@ class OllamaEndpoints(Feature):
     ) -> web.StreamResponse:
         answer = new_answer()
         serve = functools.partial(self._serve, translate, answer)
-        api = replace(OLLAMA, ping=answer.ping)
-        return await self._forwarded.answer(serve, request, api=api)
+        return await self._forwarded.answer(serve, request, api=replace(OLLAMA, ping=answer.ping))
 
     async def _serve(
         self,

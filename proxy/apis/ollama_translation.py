@@ -168,8 +168,7 @@ def template_options(members: Mapping[str, Any]) -> dict[str, Any]:
         case bool(is_on):
             return {"chat_template_kwargs": {"enable_thinking": is_on}}
         case str(effort) if effort:
-            named = {"enable_thinking": True, "reasoning_effort": effort}
-            return {"chat_template_kwargs": named}
+            return {"chat_template_kwargs": {"enable_thinking": True, "reasoning_effort": effort}}
     return {}
 
 

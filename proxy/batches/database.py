@@ -25,6 +25,8 @@ from pathlib import Path
 from sqlite3 import Connection
 from typing import Concatenate, Final, ParamSpec, TypeVar
 
+from attrs import define, field
+
 from proxy.common.background_tasks import worker_threads
 from proxy.errors import Draining, ProxyError, StorageFailed, StorageFull
 
@@ -167,6 +169,7 @@ def storage_failure(error: sqlite3.Error | OSError, directory: Path) -> ProxyErr
 _RETRY_MAX_S: Final = 15.0
 
 
+@define(eq=False, slots=False)
 class Database:
     """The database; the first call opens it and creates it if needed.
 
@@ -179,22 +182,16 @@ class Database:
         failure: Why it cannot be used, or None.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        max_bytes: int,
-        on_failure: Callable[[str | None], None],
-        *,
-        retry_first_s: float = 1.0,
-    ) -> None:
-        self._retry_first_s = retry_first_s
-        self.path = path
-        self.failure: str | None = None
-        self._max_bytes = max_bytes
-        self._on_failure = on_failure
+    path: Path
+    _max_bytes: int
+    _on_failure: Callable[[str | None], None]
+    _retry_first_s: float = 1.0
+    failure: str | None = field(default=None, init=False)
+    _connection: Connection | None = field(default=None, init=False)
+    _is_closed: bool = field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
         self._thread = worker_threads(1, "jobs")
-        self._connection: Connection | None = None
-        self._is_closed = False
 
     @property
     def exists(self) -> bool:

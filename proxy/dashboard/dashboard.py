@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn, get_args
 
 from aiohttp import web
+from attrs import define, field
 
 from proxy.auth.access import (
     CHAT,
@@ -129,28 +130,23 @@ _MAX_BYTES: Final = 4096  # of a body that signs in
 _LINES: Final = 500  # of a log
 
 
+@define(eq=False, slots=False)
 class Dashboard(Feature):
     """The page, its sessions, and for admins commands, logs and the settings of clients.
 
     The page's files are read at the first request. `chat` answers the chats of the page.
     """
 
-    def __init__(
-        self,
-        core: Core,
-        host: DashboardHost,
-        sessions: Sessions,
-        access: Access,
-        requests: Requests,
-        chat: Handler,
-    ) -> None:
-        self._core = core
-        self._host = host
-        self._sessions = sessions
-        self._access = access
-        self._chat = chat
-        self._live = LiveState(host, core, requests)
-        self._limit = SignInLimit()
+    _core: Core
+    _host: DashboardHost
+    _sessions: Sessions
+    _access: Access
+    _requests: Requests
+    _chat: Handler
+    _limit: SignInLimit = field(factory=SignInLimit, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._live = LiveState(self._host, self._core, self._requests)
 
     def add_routes(self, routes: Routes) -> None:
         routes.add(ROOT, get=self.root)

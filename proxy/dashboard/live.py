@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import orjson
 from aiohttp import web
+from attrs import define, field
 
 from proxy.auth.access import check_admin
 from proxy.common.headers import EVENT_STREAM, RESPONSE_HEADERS
@@ -54,8 +55,7 @@ class EventHistory:
             self.last_seq += 1
 
     def after(self, seq: int) -> list[dict[str, Any]]:
-        first = self.last_seq - len(self._events) + 1
-        numbered = enumerate(self._events, first)
+        numbered = enumerate(self._events, self.last_seq - len(self._events) + 1)
         return [_event_members(number, event) for number, event in numbered if number > seq]
 
 
@@ -120,26 +120,22 @@ _CACHES: Final[Mapping[str, str]] = {
 }
 
 
+@define(eq=False, slots=False)
 class LiveState:
-    def __init__(
-        self,
-        host: DashboardHost,
-        core: Core,
-        requests: Requests,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.events = EventHistory()
-        self._host = host
-        self._core = core
-        self._requests = requests
-        self._server = {"version": host.version, "has_keys": core.keys.are_needed}
-        self._clock = clock
-        self._started_at_s = clock()
-        self._rates = Rates()
-        self._state: State = {}
-        self._made_at_s = float("-inf")
-        self._last_patch: tuple[State, State, dict[str, Any]] | None = None
-        host.observe(self.events.add)
+    _host: DashboardHost
+    _core: Core
+    _requests: Requests
+    _clock: Callable[[], float] = time.monotonic
+    events: EventHistory = field(factory=EventHistory, init=False)
+    _rates: Rates = field(factory=Rates, init=False)
+    _state: State = field(factory=dict, init=False)
+    _made_at_s: float = field(default=float("-inf"), init=False)
+    _last_patch: tuple[State, State, dict[str, Any]] | None = field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._server = {"version": self._host.version, "has_keys": self._core.keys.are_needed}
+        self._started_at_s = self._clock()
+        self._host.observe(self.events.add)
 
     @property
     def now_s(self) -> float:
@@ -226,21 +222,18 @@ _PING: Final = b":\n\n"
 _HEADERS: Final = MappingProxyType({"Content-Type": EVENT_STREAM, "X-Accel-Buffering": "no"})
 
 
+@define(eq=False, slots=False)
 class LiveEndpoint(Feature):
     """The endpoint; `is_admin` returns whether a request's session or key is still valid."""
 
-    def __init__(
-        self,
-        live: LiveState,
-        host: DashboardHost,
-        core: Core,
-        is_admin: Callable[[web.BaseRequest], bool],
-    ) -> None:
-        self._live = live
-        self._host = host
-        self._server_state = core.server_state
-        self._is_admin = is_admin
-        self._listeners = 0
+    _live: LiveState
+    _host: DashboardHost
+    _core: Core
+    _is_admin: Callable[[web.BaseRequest], bool]
+    _listeners: int = field(default=0, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._server_state = self._core.server_state
 
     def add_routes(self, routes: Routes) -> None:
         routes.add(_PATH, get=self.listen)

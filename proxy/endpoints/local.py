@@ -71,8 +71,7 @@ def unavailable_reason(model_infos: Sequence[ModelInfo]) -> ProxyError | None:
     if not model_infos:
         return NoModelServes("no model is configured")
     failed = f"{states['failed']} of {len(model_infos)} failed"
-    message = f"no model can be served, {failed}; see `corral status` on this machine"
-    return NoModelServes(message)
+    return NoModelServes(f"no model can be served, {failed}; see `corral status` on this machine")
 
 
 def health(
@@ -267,9 +266,8 @@ class LocalEndpoints(Feature):
         return web.Response(body=digest.to_bytes(), content_type="application/json")
 
     async def scrape(self, request: web.BaseRequest) -> web.Response:
-        accept = ",".join(request.headers.getall("Accept", ()))
         body, content_type = await self._core.metrics.render(
-            accept,
+            ",".join(request.headers.getall("Accept", ())),
             self._model_infos(request),
             self._router,
             self._core.server_state.in_flight,

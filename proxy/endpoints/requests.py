@@ -16,6 +16,7 @@ from http import HTTPStatus
 from typing import Any, Final, Protocol
 
 from aiohttp import web
+from attrs import define
 from prometheus_client import Metric
 
 from proxy.auth.api_keys import visible_client
@@ -151,21 +152,18 @@ _PATH: Final = "/corral/v1/requests"
 _IN_FLIGHT, _FINISHED = "in_flight", "finished"
 
 
+@define(eq=False, slots=False)
 class RequestsEndpoint(Feature):
     """The endpoints of requests; without a `history` there are no past requests."""
 
-    def __init__(
-        self,
-        core: Core,
-        requests: Requests,
-        history: RequestHistory | None = None,
-        conversations: Conversations | None = None,
-    ) -> None:
+    _core: Core
+    _requests: Requests
+    _history: RequestHistory | None = None
+    _conversations: Conversations | None = None
+
+    def __attrs_post_init__(self) -> None:
         # Whether the prompts of a key may be found in another key's caches.
-        self._shares_caches = core.settings.share_caches == "all"
-        self._requests = requests
-        self._history = history
-        self._conversations = conversations
+        self._shares_caches = self._core.settings.share_caches == "all"
 
     def add_routes(self, routes: Routes) -> None:
         """Add the routes; the last matches any path below, so it comes last."""
@@ -187,8 +185,7 @@ class RequestsEndpoint(Feature):
             )
         query = past_query(request.query, client)
         found = await self._history.requests(query) if self._history else ()
-        shown = [self._visible_figures(past, client) for past in found]
-        return json_response({"requests": shown})
+        return json_response({"requests": [self._visible_figures(past, client) for past in found]})
 
     async def show(self, request: web.BaseRequest) -> web.Response:
         """Show a request; if several have its id, the latest.
@@ -282,8 +279,7 @@ class UsageEndpoint(Feature):
             raise BadRequest(f"unknown parameter {unknown[0]!r}; expected {names}")
         if (client := visible_client(request)) is not None:
             given["key"] = client
-        found = await self._reader.usage(**given)
-        return json_response({"usage": list(found)})
+        return json_response({"usage": list(await self._reader.usage(**given))})
 
 
 _ESTIMATE: Final = "/corral/v1/estimate"
@@ -310,8 +306,7 @@ class EstimateEndpoint(Feature):
         record.client, record.path = proxy_request.client, request.path
         record.model, record.kind = proxy_request.model, proxy_request.kind
         record.status = HTTPStatus.OK
-        is_own = visible_client(request) is not None
-        found = self._estimator.estimate(proxy_request, is_own=is_own)
+        found = self._estimator.estimate(proxy_request, is_own=visible_client(request) is not None)
         names = client_names(self._core.loader, request)
         return json_response(estimate_json(found, lambda model: names.get(model) is not None))
 

@@ -51,8 +51,7 @@ class LoadRefusals:
 
     def add(self, node: str, model: str, reason: str) -> None:
         _, before, _ = self._refusals.pop((node, model), ("", 0, 0.0))
-        until_s = self._clock() + retry_delay_s(before + 1)
-        self._refusals[node, model] = reason, before + 1, until_s
+        self._refusals[node, model] = reason, before + 1, self._clock() + retry_delay_s(before + 1)
         if len(self._refusals) > self._max_count:
             del self._refusals[next(iter(self._refusals))]
 

@@ -22,6 +22,8 @@ from contextlib import suppress
 from typing import Final, Literal
 from urllib.parse import urlencode
 
+from attrs import define, field
+
 from proxy.auth.access import PREFIXES
 from proxy.cache.remote_prefixes import DIGEST_MAX_BYTES, Digest, UnreadableDigest, read_digest
 from proxy.common.background_tasks import persist
@@ -82,8 +84,7 @@ class NodePoller:
         is_large = len(answer.body) > _LARGE_BYTES
         remote_models = await asyncio.to_thread(read) if is_large else read()
         await self._read_slots(remote_models)
-        process = answer.headers.get(PROCESS, "")[:64]
-        return remote_models, process
+        return remote_models, answer.headers.get(PROCESS, "")[:64]
 
     async def _read_slots(self, remote_models: Sequence[RemoteModel]) -> None:
         for remote_model in remote_models:
@@ -124,21 +125,16 @@ def prefixes_pause_s(unchanged: int, nodes: int, times: NodeTimes = NODE_TIMES) 
     return max(wait_s, nodes / _READS_PER_S)
 
 
+@define(eq=False, slots=False)
 class PrefixReader:
     """Reads the digests of one node; `upstreams` returns its admitted models, by name."""
 
-    def __init__(
-        self,
-        node: ConfiguredNode,
-        nodes: NodeMonitors,
-        upstreams: Callable[[], Mapping[str, Upstream]],
-    ) -> None:
-        self._node = node
-        self._nodes = nodes
-        self._upstreams = upstreams
-        self._cursor = ""
-        self._known: Mapping[str, Upstream] = {}
-        self._unchanged = 0
+    _node: ConfiguredNode
+    _nodes: NodeMonitors
+    _upstreams: Callable[[], Mapping[str, Upstream]]
+    _cursor: str = field(default="", init=False)
+    _known: Mapping[str, Upstream] = field(factory=dict, init=False)
+    _unchanged: int = field(default=0, init=False)
 
     async def serve(self) -> None:
         try:
@@ -389,6 +385,7 @@ class NamedTasks:
             self._tasks[kind, name] = tasks
 
 
+@define(eq=False, slots=False)
 class NodeMonitors:
     """The monitors of all nodes, and what they share; iterates over the monitors.
 
@@ -396,27 +393,20 @@ class NodeMonitors:
     while the models of a node are admitted.
     """
 
-    def __init__(
-        self,
-        router: Router,
-        local: Callable[[], ModelNames],
-        settings: ProxySettings,
-        emit: Emit,
-        on_change: Callable[[], None],
-        times: NodeTimes,
-    ) -> None:
-        self.router = router
-        self.local = local
-        self.settings = settings
-        self.emit = emit
-        self.on_change = on_change
-        self.times = times
+    router: Router
+    local: Callable[[], ModelNames]
+    settings: ProxySettings
+    emit: Emit
+    on_change: Callable[[], None]
+    times: NodeTimes
+    takes_over: asyncio.Lock = field(factory=asyncio.Lock, init=False)
+    tasks: NamedTasks = field(factory=NamedTasks, init=False)
+    _monitors: dict[str, NodeMonitor] = field(factory=dict, init=False)
+    _names: dict[str, tuple[str, ...]] = field(factory=dict, init=False)
+    _leaving: dict[str, NodeMonitor] = field(factory=dict, init=False)
+
+    def __attrs_post_init__(self) -> None:
         self.process = secrets.token_hex(_RANDOM_BYTES)  # that of this llama-corral
-        self.takes_over = asyncio.Lock()
-        self.tasks = NamedTasks()
-        self._monitors: dict[str, NodeMonitor] = {}
-        self._names: dict[str, tuple[str, ...]] = {}
-        self._leaving: dict[str, NodeMonitor] = {}
 
     def __len__(self) -> int:
         return len(self._monitors)

@@ -89,8 +89,7 @@ class Discovery:
             machines = [self._node.machine_at(address) for address in self.known.addresses]
             self._monitors.replace(self._node.name, machines, "its record was removed")
         if self.known.problem and self.known.problem != before.problem:
-            reason = self.known.problem
-            self._monitors.emit("node.unresolved", node=self._node.name, reason=reason)
+            self._monitors.emit("node.unresolved", node=self._node.name, reason=self.known.problem)
 
 
 def _resolve_of(node: ConfiguredNode, times: NodeTimes) -> Callable[[], Awaitable[Answer]]:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from attrs import define, field
+
 from proxy.common.background_tasks import FAILURES
 from supervisor.autoscale.slots import Change, Decider, ModelView
 from supervisor.engine.states import State
@@ -56,6 +58,7 @@ _RETRY_MAX_S: Final = 3600.0
 _ENDED: Final = frozenset({State.STOPPED, State.BACKOFF, State.FAILED})
 
 
+@define(eq=False, slots=False)
 class AdaptiveController(Part):
     """Applies the deciders' changes to loaded models; replaces nothing if `is_memory_wanted`.
 
@@ -65,35 +68,22 @@ class AdaptiveController(Part):
     task = "adaptive"
     serves_until = "drain"
 
-    def __init__(  # noqa: PLR0913 (independent collaborators)
-        self,
-        fleet: Fleet,
-        router: Router,
-        replacer: Replacer,
-        memory_usage: MemoryUsage,
-        *,
-        adapted: dict[str, SettingsByFlag],
-        emit: Emit,
-        deciders: Sequence[Decider],
-        is_memory_wanted: Callable[[], bool],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._fleet = fleet
-        self._router = router
-        self._replacer = replacer
-        self._memory_usage = memory_usage
-        self._adapted = adapted
-        self._emit = emit
-        self._deciders = deciders
-        self._is_memory_wanted = is_memory_wanted
-        self._clock = clock
-        self._planner: LaunchPlanner | None = None
-        # The plan that runs and the one without adapted values, made once per run; None if there
-        # is no such plan.
-        self._bases: dict[str, tuple[Plan, Plan | None]] = {}
-        # The number of failures of each model, and the earliest time of its next change.
-        self._retries: dict[str, tuple[int, float]] = {}
-        self._applying: asyncio.Task[None] | None = None
+    _fleet: Fleet
+    _router: Router
+    _replacer: Replacer
+    _memory_usage: MemoryUsage
+    _adapted: dict[str, SettingsByFlag]
+    _emit: Emit
+    _deciders: Sequence[Decider]
+    _is_memory_wanted: Callable[[], bool]
+    _clock: Callable[[], float] = time.monotonic
+    _planner: LaunchPlanner | None = field(default=None, init=False)
+    # The plan that runs and the one without adapted values, made once per run; None if there
+    # is no such plan.
+    _bases: dict[str, tuple[Plan, Plan | None]] = field(factory=dict, init=False)
+    # The number of failures of each model, and the earliest time of its next change.
+    _retries: dict[str, tuple[int, float]] = field(factory=dict, init=False)
+    _applying: asyncio.Task[None] | None = field(default=None, init=False)
 
     async def serve(self) -> None:
         """Sample and change until cancelled, which also cancels a running replacement."""

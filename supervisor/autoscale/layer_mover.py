@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from attrs import define, field
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
@@ -36,26 +37,19 @@ _RETRY_S: Final = 3600.0
 Moved = tuple[str, Rebalance, Path]
 
 
+@define(eq=False, slots=False)
 class LayerMover(Part):
     """Moves layers of the models of a fleet; `shares` stores the layers of each worker."""
 
     task = "balance"
     serves_until = "drain"
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        replacer: Replacer,
-        shares: LayerShares,
-        emit: Emit,
-        clock: Callable[[], float],
-    ) -> None:
-        self._fleet = fleet
-        self._replacer = replacer
-        self._shares = shares
-        self._emit = emit
-        self._clock = clock
-        self._not_before_s: dict[str, float] = {}
+    _fleet: Fleet
+    _replacer: Replacer
+    _shares: LayerShares
+    _emit: Emit
+    _clock: Callable[[], float]
+    _not_before_s: dict[str, float] = field(factory=dict, init=False)
 
     def runs(self) -> Iterator[tuple[Replica, ShardRun]]:
         """Yield the serving instances that are split over workers."""

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+import attrs
+
 from supervisor.autoscale.slots import Change, ModelView
 from supervisor.engine.orphans import is_in_use
 from supervisor.fleet.fleet import Fleet
@@ -244,8 +246,7 @@ def measured_speeds(fleet: Fleet, plan: Plan) -> Mapping[int, float]:
     """Read decode speeds by threads; none until all were measured."""
     if plan.untried_threads is not None:
         return {}
-    measured = fleet.planner.measurements(plan.gguf.path, plan.engine).read()
-    return known_speeds(measured, "decode")
+    return known_speeds(fleet.planner.measurements(plan.gguf.path, plan.engine).read(), "decode")
 
 
 # The kernel counts hundredths of a second, so a shorter time says little.
@@ -256,6 +257,7 @@ _PATIENCE_FEWER_S: Final = 15.0
 _PATIENCE_MORE_S: Final = 120.0
 
 
+@attrs.define(eq=False, slots=False)
 class ThreadDecider:
     """Decides the threads of all models whose `threads` are auto and that use no device.
 
@@ -264,25 +266,20 @@ class ThreadDecider:
     last, and a replacement would disturb the measurement.
     """
 
-    def __init__(
-        self,
-        processes: Callable[[], Iterable[EngineProcess]],
-        speeds: Callable[[Plan], Mapping[int, float]],
-        *,
-        is_measuring: Callable[[], bool] = lambda: False,
-        read: Callable[[Collection[int]], ProcessorReading] = read_this_processor,
-        read_machine: Callable[[], Machine] = machine.read,
-    ) -> None:
-        self._processes = processes
-        self._read_speeds = speeds
-        self._is_measuring = is_measuring
-        self._read = read
-        self._read_machine = read_machine
-        self._before: ProcessorReading | None = None
+    _processes: Callable[[], Iterable[EngineProcess]]
+    _read_speeds: Callable[[Plan], Mapping[int, float]] = attrs.field(alias="speeds")
+    _is_measuring: Callable[[], bool] = attrs.field(default=lambda: False, kw_only=True)
+    _read: Callable[[Collection[int]], ProcessorReading] = attrs.field(
+        default=read_this_processor, kw_only=True
+    )
+    _read_machine: Callable[[], Machine] = attrs.field(default=machine.read, kw_only=True)
+    _before: ProcessorReading | None = attrs.field(default=None, init=False)
+    # The wanted number of threads of each model, and since when.
+    _wanted: dict[str, tuple[int, float]] = attrs.field(factory=dict, init=False)
+    _speeds: dict[str, tuple[Plan, Mapping[int, float]]] = attrs.field(factory=dict, init=False)
+
+    def __attrs_post_init__(self) -> None:
         self._samples: deque[LoadSample] = deque(maxlen=int(HISTORY_S / _SAMPLE_MIN_S))
-        # The wanted number of threads of each model, and since when.
-        self._wanted: dict[str, tuple[int, float]] = {}
-        self._speeds: dict[str, tuple[Plan, Mapping[int, float]]] = {}
 
     @classmethod
     def of_fleet(cls, fleet: Fleet, directories: Directories) -> ThreadDecider:

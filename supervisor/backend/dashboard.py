@@ -10,6 +10,8 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
+from attrs import define, field
+
 from proxy.dashboard.host import (
     HostEvent,
     HostInstance,
@@ -122,24 +124,16 @@ def answers_chats(model: ModelInfo, planner: LaunchPlanner) -> bool:
 _MEMORY_AGE_MAX_S: Final = 2.0
 
 
+@define(eq=False, slots=False)
 class DashboardHostAdapter:
-    def __init__(
-        self,
-        fleet: Fleet,
-        admission: AdmissionController,
-        nodes: Nodes,
-        events: EventStream,
-        directories: Directories,
-        certificate: Certificate,
-    ) -> None:
-        self._fleet = fleet
-        self._admission = admission
-        self._nodes = nodes
-        self._events = events
-        self._directories = directories
-        self._certificate = certificate
-        self._memory_bytes: dict[int, int | None] = {}  # by process
-        self._memory_read_at_s = float("-inf")
+    _fleet: Fleet
+    _admission: AdmissionController
+    _nodes: Nodes
+    _events: EventStream
+    _directories: Directories
+    _certificate: Certificate
+    _memory_bytes: dict[int, int | None] = field(factory=dict, init=False)  # by process
+    _memory_read_at_s: float = field(default=float("-inf"), init=False)
 
     @property
     def vendor(self) -> Path:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import orjson
+from attrs import define, field
 
 from proxy.errors import Conflict, NotFound, NotServed, ProxyError, StorageFull, Unavailable, quote
 from proxy.request.models import ModelDetails, Progress, Residence
@@ -100,6 +101,7 @@ async def _end(process: Process) -> None:
 _DOWNLOADS_MAX: Final = 4
 
 
+@define(eq=False, slots=False)
 class OllamaHostAdapter:
     """Models and their files; the models of `serve_found` appear and vanish with their files.
 
@@ -108,18 +110,11 @@ class OllamaHostAdapter:
         reload: Runs a reload and returns its result; raises DaemonBusy.
     """
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        admission: AdmissionController,
-        changes: Callable[[], AbstractContextManager[asyncio.Event]],
-        reload: Callable[[], Awaitable[object]],
-    ) -> None:
-        self._fleet = fleet
-        self._admission = admission
-        self._changes = changes
-        self._reload = reload
-        self._downloads = 0
+    _fleet: Fleet
+    _admission: AdmissionController
+    _changes: Callable[[], AbstractContextManager[asyncio.Event]]
+    _reload: Callable[[], Awaitable[object]]
+    _downloads: int = field(default=0, init=False)
 
     async def details(self, models: Sequence[str]) -> Mapping[str, ModelDetails]:
         """Return the details of models whose files can be read; reads them in a thread."""

@@ -215,8 +215,7 @@ class ConversationForgetter:
 
     async def forget_of(self, request: StoredRequest) -> ForgottenConversation | None:
         """Implements `proxy.observe.past.Conversations`."""
-        number = self.number_of(request)
-        turns = self._router.cache.turns(None, number)
+        turns = self._router.cache.turns(None, self.number_of(request))
         if not turns:
             return None
         files, slots, is_in_use = await self._forget((), turns)
@@ -250,8 +249,7 @@ class ConversationForgetter:
         hashes, held, numbers = self._router.cache.forget_conversations(known)
         await self._fleet.slot_storage.settle()  # running saves are stored first, then deleted
         erased = await self._erase(held)
-        files = await self._files.forget(names, hashes)
-        return files, erased, self._router.are_in_use(numbers)
+        return await self._files.forget(names, hashes), erased, self._router.are_in_use(numbers)
 
     async def _erase(self, held: Iterable[tuple[str, int]]) -> int:
         """Empty slots and return how many; a slot in use is emptied after its request."""

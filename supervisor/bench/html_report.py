@@ -344,8 +344,7 @@ def _page_head(result: BenchResult) -> Element:
 
 def _header(result: BenchResult) -> Iterator[Element]:
     yield element("h1", f"corral bench: {result.model}")
-    names = " · ".join(variant.name for variant in result.variants)
-    yield element("p", names, class_="variants")
+    yield element("p", " · ".join(variant.name for variant in result.variants), class_="variants")
     rounds = f"{result.rounds} rounds" if result.rounds != 1 else "1 round"
     state = f", interrupted in round {result.rounds}" if result.is_interrupted else f", {rounds}"
     when = f"{result.began_at:%-d %B %Y, %H:%M %Z}".rstrip()
@@ -359,8 +358,7 @@ def _sections(result: BenchResult, found: Sequence[Finding], repeat: str) -> Ite
         yield _section("Verdicts", *_headlines(found), *verdict_tables(found))
         yield _section("Plots", element("p", _HOW_TO_READ, class_="quiet"), _plots(found))
     if result.notes:
-        notes = element("ul", *(element("li", note) for note in result.notes))
-        yield _section("Notes", notes)
+        yield _section("Notes", element("ul", *(element("li", note) for note in result.notes)))
     yield _section("What was measured", _facts(result))
     yield _section("Command lines", *_command_lines(result))
     yield _section("How to repeat it", element("pre", repeat))

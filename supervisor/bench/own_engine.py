@@ -187,8 +187,7 @@ async def _cause_of_end(run: ProcessRun, process: _Process) -> FailureCause | No
 def _start_error(
     kind: type[CorralError], model: str, cause: FailureCause, run: ProcessRun
 ) -> CorralError:
-    log = str(run.launch.log_path)
-    return kind(f"{model}: {cause.sentence}", hint=cause.hint, log=log)
+    return kind(f"{model}: {cause.sentence}", hint=cause.hint, log=str(run.launch.log_path))
 
 
 def measure_threads(planner: LaunchPlanner, model: str, directories: Directories) -> None:

@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import Final
 
 import orjson
+from attrs import define, field
 
 from proxy.upstream.engine_state import SlotState
 from proxy.upstream.upstream import Timings
@@ -281,8 +282,7 @@ async def _complete(
         speed = {f"{workload}.decode_rate": reply.decode_rate}
     else:
         speed = {f"{workload}.prefill_rate": rate(timings.prompt_tokens, timings.prompt_ms)}
-    values = {f"{workload}.first_token": reply.first_token_ms, **speed}
-    return without_none(values), reply.tokens
+    return without_none({f"{workload}.first_token": reply.first_token_ms, **speed}), reply.tokens
 
 
 GENERATION: Final = Workload(
@@ -344,30 +344,26 @@ async def _run_yours(engine: MeasuredEngine, rng: Random) -> Outcome:
     return without_none(values), sum(reply.tokens for reply in replies)
 
 
+@define(eq=False, slots=False)
 class _Replay:
     """One run of a replay; texts are chosen before the first request is sent."""
 
-    def __init__(
-        self,
-        requests: Sequence[ReplayedRequest],
-        clients: Sequence[EngineClient],
-        words: Sequence[int],
-        rng: Random,
-        *,
-        names_slots: bool,
-    ) -> None:
-        self._names_slots = names_slots
-        self._requests = requests
-        self._clients = clients
-        most = max(request.prompt for request in requests)
-        self._common = rng.choices(words, k=most)
-        self._own = [rng.choices(words, k=request.prompt) for request in requests]
-        self._answered = [asyncio.Event() for _ in requests]
-        # By conversation, its last prompt with the answer.
-        self._histories: dict[int, list[int]] = {}
-        # By slot, the conversation that used it last.
-        self._holds: dict[int, int] = {}
-        self._unnamed = 0
+    _requests: Sequence[ReplayedRequest]
+    _clients: Sequence[EngineClient]
+    _words: Sequence[int]
+    _rng: Random
+    _names_slots: bool
+    # By conversation, its last prompt with the answer.
+    _histories: dict[int, list[int]] = field(factory=dict, init=False)
+    # By slot, the conversation that used it last.
+    _holds: dict[int, int] = field(factory=dict, init=False)
+    _unnamed: int = field(default=0, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        most = max(request.prompt for request in self._requests)
+        self._common = self._rng.choices(self._words, k=most)
+        self._own = [self._rng.choices(self._words, k=request.prompt) for request in self._requests]
+        self._answered = [asyncio.Event() for _ in self._requests]
 
     async def run(self) -> list[Reply]:
         return await send.run_together([self._send(place) for place in range(len(self._requests))])
@@ -400,8 +396,7 @@ class _Replay:
 
     def _prompt(self, place: int) -> list[int]:
         request = self._requests[place]
-        history = self._histories.get(request.conversation, self._common)
-        shared = history[: request.shared]
+        shared = self._histories.get(request.conversation, self._common)[: request.shared]
         return [*shared, *self._own[place][: request.prompt - len(shared)]]
 
 

@@ -133,8 +133,7 @@ async def _compare_positions(
 
 async def _greedy(client: EngineClient, prompt: Sequence[int], tokens: int) -> tuple[Position, ...]:
     body = {"prompt": list(prompt), "n_predict": tokens, **_GREEDY}
-    content = orjson.loads(await post(client, "/completion", body))
-    found = tuple(_positions(content))
+    found = tuple(_positions(orjson.loads(await post(client, "/completion", body))))
     if len(found) != tokens:
         raise WorkloadFailed(f"/completion reported {len(found)} of {tokens} tokens")
     return found

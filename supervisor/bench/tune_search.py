@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final
 
+import attrs
+
 from supervisor.bench.figures import AMOUNT, RATE, TIME, Comparison, Words, compare
 from supervisor.bench.tune_space import BASE, GoalName, Variant, combine_variants
 
@@ -198,35 +200,32 @@ class Outcome:
     final_rounds: range
 
 
+@attrs.define(eq=False, slots=False)
 class Search:
-    """One search; `trials` can be read while it runs."""
+    """One search; `trials` can be read while it runs. The budget counts from its construction.
 
-    def __init__(  # noqa: PLR0913 (what it decides with, and what it acts by)
-        self,
-        goal: Goal,
-        candidates: Sequence[Variant],
-        measure: Measure,
-        check: Check,
-        *,
-        budget_s: float,
-        clock: Callable[[], float],
-        seed: int,
-    ) -> None:
-        """`candidates` are ordered, the most promising first; the budget counts from now."""
-        self.trials = Trials(goal)
-        self._goal = goal
-        self._untried = tuple(candidates)
-        self._measure = measure
-        self._check = check
+    `candidates` are ordered, the most promising first.
+    """
+
+    _goal: Goal
+    _candidates: Sequence[Variant]
+    _measure: Measure
+    _check: Check
+    _budget_s: float
+    _clock: Callable[[], float]
+    _seed: int
+    _stage: str = attrs.field(default="base", init=False)
+    number: int = attrs.field(default=0, init=False)  # of the last round
+    _taken_s: list[float] = attrs.field(factory=list, init=False)
+    _base_s: float = attrs.field(default=0.0, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.trials = Trials(self._goal)
+        self._untried = tuple(self._candidates)
         self._progress: Progress = lambda _stage, _left_s: None
-        self._clock = clock
-        self._shares_from_s = clock()
-        self._end_s = clock() + budget_s
-        self._random = random.Random(seed)  # noqa: S311 (an order, not a secret)
-        self._stage = "base"
-        self.number = 0  # of the last round
-        self._taken_s: list[float] = []
-        self._base_s = 0.0
+        self._shares_from_s = self._clock()
+        self._end_s = self._clock() + self._budget_s
+        self._random = random.Random(self._seed)  # noqa: S311 (an order, not a secret)
 
     async def run(self, progress: Progress | None = None) -> Outcome:
         """Search until the result is certain or the time is over; raises BaseFailed."""

@@ -198,8 +198,7 @@ def _memory(facts: MachineFacts, specs: Sequence[VariantSpec]) -> Iterator[str]:
 
 
 def _processor(facts: MachineFacts) -> Iterator[str]:
-    taken = sum(cores for _, _, cores in facts.programs)
-    if taken <= _free_cores(facts.logical_cores):
+    if sum(cores for _, _, cores in facts.programs) <= _free_cores(facts.logical_cores):
         return
     names = {pid: model.name for model in facts.loaded for pid in model.pids}
     for pid, name, cores in facts.programs[:_NAMED_MAX]:

@@ -258,8 +258,7 @@ async def chat(
 
 async def complete(client: EngineClient, prompt: str, tokens: int) -> Reply:
     """Like `chat`, but without a chat template."""
-    body = {"prompt": prompt, "n_predict": tokens, **_EXACT}
-    return await _streamed(client, "/completion", body)
+    return await _streamed(client, "/completion", {"prompt": prompt, "n_predict": tokens, **_EXACT})
 
 
 async def complete_tokens(

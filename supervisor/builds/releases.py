@@ -193,8 +193,7 @@ class ReleaseApi:
                 f"llama.cpp {version.tag} does not say which build it is",
                 hint="name a build such as b11434, or newest",
             )
-        content = self._get(version.pointer, _POINTER_MAX_BYTES)
-        tag = content.decode("ascii", "replace").strip()
+        tag = self._get(version.pointer, _POINTER_MAX_BYTES).decode("ascii", "replace").strip()
         if not is_tag(tag) or tag.startswith("v"):
             raise self._strange(f"{_POINTER} of {version.tag} names no build")
         return tag

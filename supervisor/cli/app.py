@@ -107,8 +107,7 @@ def worker(  # noqa: PLR0913, PLR0917 (a command has its options)
     from supervisor.rpc.worker import WorkerOptions
 
     memory_bytes = memory * 1024**2 if memory else None
-    options = WorkerOptions(host, port, threads, device, cache, memory_bytes)
-    return call(options, config)
+    return call(WorkerOptions(host, port, threads, device, cache, memory_bytes), config)
 
 
 @verb(run_commands, "start.stop")

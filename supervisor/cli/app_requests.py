@@ -123,8 +123,7 @@ def capture(
         return command.stop()
     if model is None:
         return command.show()
-    limits = CaptureLimits(duration_s, max_size, max_requests)
-    return command.capture(model, limits, output)
+    return command.capture(model, CaptureLimits(duration_s, max_size, max_requests), output)
 
 
 @verb(capture_commands)
@@ -161,9 +160,8 @@ def replay(  # noqa: PLR0913, PLR0917 (a command has its options)
     if daemon and (engine or profile or changes):
         raise BadParameter("--daemon plays with the daemon's settings; leave the others out")
     flags = dict(map(read_flag, changes or ()))
-    is_as_recorded = speed == "as-recorded"
     options = ReplayOptions(
-        model, engine, profile, flags, daemon, is_as_recorded, concurrency, config
+        model, engine, profile, flags, daemon, speed == "as-recorded", concurrency, config
     )
     return call(capture_file, options)
 

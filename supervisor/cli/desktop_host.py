@@ -344,8 +344,7 @@ class _DesktopHost:
         messages, host, started = join(self._client, self._where, words, options)
         self._number, status = host.host, host.status
         models = resolve_running(words, status) if started is None else started
-        log = str(self._where.daemon_log)
-        self._write(ready_line(host, models, log, attached=started is None))
+        self._write(ready_line(host, models, str(self._where.daemon_log), attached=started is None))
         for line in state_lines(status):
             self._write(line)
 

@@ -56,10 +56,9 @@ def list_engines(config: Path | None) -> CommandResult:
             notes.append(f"{candidate.path}: {engine.message}")
         else:
             notes += filter(None, (engine.note, engine.warning))
-    head = ("BUILD", "FROM", "NAME", "DEVICES", "PATH")
     return CommandResult(
         [_data(*entry) for entry in found],
-        table(head, [_row(*entry) for entry in found]),
+        table(("BUILD", "FROM", "NAME", "DEVICES", "PATH"), [_row(*entry) for entry in found]),
         tuple(notes),
     )
 

@@ -69,8 +69,7 @@ class MachineFit:
 
 def _text(plan: Plan, room: MemoryCapacity) -> str:
     """Return a clause: `needs 5.1 GiB of 15.2 GiB main memory with 8,192 tokens of context`."""
-    needs = plan.estimate.host.at_start
-    parts = [f"{size(needs)} of {size(room.host)} main memory"]
+    parts = [f"{size(plan.estimate.host.at_start)} of {size(room.host)} main memory"]
     for name, take in plan.estimate.devices.items():
         parts.append(f"{size(take.at_start)} of {size(room.devices.get(name, 0))} on {name}")
     context = f" with {plan.ctx_size:,} tokens of context" if plan.ctx_size else ""
@@ -92,10 +91,9 @@ class ModelChoice:
 
     @property
     def files(self) -> list[tuple[FileKind, RemoteFile]]:
-        groups = (self.model, *self.companions)
         return [
             (group.first.kind, self.repository.file(file))
-            for group in groups
+            for group in (self.model, *self.companions)
             for file in group.files
         ]
 

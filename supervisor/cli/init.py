@@ -152,8 +152,7 @@ def import_settings(
 def _engine_flags(config: Path | None) -> Flags | None:
     where = directories()
     try:
-        settings = load(config, config_dir=where.config).settings
-        return LaunchPlanner(settings, where).engine().flags
+        return LaunchPlanner(load(config, config_dir=where.config).settings, where).engine().flags
     except CorralError:
         return None
 

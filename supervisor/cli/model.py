@@ -101,8 +101,7 @@ def get(name: str, *, projector: bool, draft: bool, dry_run: bool, as_lines: boo
     try:
         data = _get(name, left_out, meter, dry_run=dry_run).data
     except errors.CorralError as error:
-        text = to_json({"error": error.as_json()})
-        return CommandResult(None, text, exit_code=error.exit_code)
+        return CommandResult(None, to_json({"error": error.as_json()}), exit_code=error.exit_code)
     return CommandResult(data, to_json({"result": data}))
 
 

@@ -300,8 +300,7 @@ def show(scope: units.Scope, config: Path | None, kind: Format | None) -> Comman
     if kind == "systemd":
         files = units.service_files(_facts(scope, config), _paths(scope))
         text = "\n".join(f"# {path}\n{content}" for path, content in files.items())
-        data = {str(path): content for path, content in files.items()}
-        return CommandResult(data, text.rstrip())
+        return CommandResult({str(path): content for path, content in files.items()}, text.rstrip())
     facts = _facts("user", config)
     log = str(directories().log / "daemon.log")
     text = units.launch_agent(facts, log) if kind == "launchd" else units.windows_note(facts)

@@ -136,8 +136,7 @@ def _workers(workers: list[messages.WorkerStatus]) -> list[str]:
 
 
 def _worker_row(worker: messages.WorkerStatus) -> tuple[object, ...]:
-    memory = size(sum(worker.devices_bytes) or None)
-    place = (worker.address, worker.pid, memory)
+    place = (worker.address, worker.pid, size(sum(worker.devices_bytes) or None))
     return worker.name, worker.state, *place, worker.models, worker.restarts
 
 

@@ -150,8 +150,7 @@ class _Display:
                     note = top_view.cancel(
                         self._client, self._cancellations.get(timeout=self._interval_s)
                     )
-                sample = top_view.try_read(self._client, note)
-                self._loop.call_soon_threadsafe(self._take, sample)
+                self._loop.call_soon_threadsafe(self._take, top_view.try_read(self._client, note))
 
     def _take(self, sample: top_view.Sample) -> None:
         self._view = top_view.with_sample(self._view, sample)

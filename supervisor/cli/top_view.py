@@ -208,8 +208,7 @@ def instance_rows(status: DaemonStatus, requests: Sequence[RequestStats]) -> lis
     rates = _rates(requests)
     rows = [row for model in status.models for row in _model_rows(model, queued[model.name], rates)]
     for node in status.nodes:
-        slots = f"{node.slots_busy}/{node.slots}"
-        cells = ("node", _NONE, node.name, node.state, slots)
+        cells = ("node", _NONE, node.name, node.state, f"{node.slots_busy}/{node.slots}")
         rows.append((*cells, *[_NONE] * 4, node.reason or ""))
     return [_clean_cells(row) for row in rows]
 

@@ -214,8 +214,7 @@ def _deepest(plain: str, place: programs.Place) -> tuple[int, int, programs.Plac
 
 
 def _dump_json(text: str, indent: str, value: Any) -> str:
-    dumped = json.dumps(value, indent=_unit(text), ensure_ascii=False)
-    return dumped.replace("\n", f"\n{indent}")
+    return json.dumps(value, indent=_unit(text), ensure_ascii=False).replace("\n", f"\n{indent}")
 
 
 def _line_indent(text: str, at: int) -> str:

@@ -179,8 +179,7 @@ def _aider_files(facts: Facts, places: Places) -> Sequence[FileSettings]:
     }
     files = [FileSettings(places.home / ".aider.conf.yml", "yaml", values)]
     if sizes:
-        path = places.home / ".aider.model.metadata.json"
-        files.append(FileSettings(path, "json", sizes))
+        files.append(FileSettings(places.home / ".aider.model.metadata.json", "json", sizes))
     return files
 
 
@@ -261,8 +260,7 @@ def _continue_dev_files(facts: Facts, places: Places) -> Sequence[FileSettings]:
         for model in facts.models
     }
     required: dict[Place, Any] = {("name",): "Local", ("version",): "0.0.1", ("schema",): "v1"}
-    path = _continue_dev_directory(places) / "config.yaml"
-    return [FileSettings(path, "yaml", values, required)]
+    return [FileSettings(_continue_dev_directory(places) / "config.yaml", "yaml", values, required)]
 
 
 def _continue_dev_model(model: ServedModel, facts: Facts) -> dict[str, Any]:
@@ -294,8 +292,7 @@ def _llm_files(facts: Facts, places: Places) -> Sequence[FileSettings]:
     values: dict[Place, Any] = {
         (("model_id", _id(model)),): _llm_model(model, facts) for model in facts.models
     }
-    path = _llm_directory(places) / "extra-openai-models.yaml"
-    return [FileSettings(path, "yaml", values)]
+    return [FileSettings(_llm_directory(places) / "extra-openai-models.yaml", "yaml", values)]
 
 
 def _llm_model(model: ServedModel, facts: Facts) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from typing import Annotated, Any, Final, Literal
 
+from attrs import define, field
 from pydantic import Field, TypeAdapter, ValidationError
 
 from proxy.errors import NotFound
@@ -36,6 +37,7 @@ LIMIT_MAX_S: Final = 31 * 86_400
 MARGIN_MAX: Final = 1.0
 
 
+@define(eq=False, slots=False)
 class DaemonService:
     """The operations of one daemon, as `control_client.Client` documents them.
 
@@ -45,18 +47,13 @@ class DaemonService:
     None for a daemon that only ends by command.
     """
 
-    def __init__(
-        self,
-        parts: DaemonParts,
-        times: Callable[[], tuple[float, bool]],
-        shutdown: Callable[[str], None],
-        hosts: DesktopHosts | None = None,
-    ) -> None:
-        self._hosts = hosts
-        self._shut_down = shutdown
-        self._parts = parts
-        self._fleet = parts.fleet
-        self._times = times
+    _parts: DaemonParts
+    _times: Callable[[], tuple[float, bool]]
+    _shut_down: Callable[[str], None] = field(alias="shutdown")
+    _hosts: DesktopHosts | None = None
+
+    def __attrs_post_init__(self) -> None:
+        self._fleet = self._parts.fleet
 
     def command(self, verb: str, models: list[str]) -> Callable[[], bool]:
         return self._parts.admission.command(verb, models)
@@ -296,9 +293,8 @@ class DaemonService:
     def _instance_status(self, replica: Replica) -> messages.InstanceStatus:
         facts, is_retiring = replica.instance.snapshot(), self._fleet.is_retiring(replica)
         busy = self._parts.router.count_in_flight(facts.name)
-        stats = self._parts.stats.stats_of(facts)
         return model_status.instance_status(
-            facts, replica.plan, stats, busy, is_retiring=is_retiring
+            facts, replica.plan, self._parts.stats.stats_of(facts), busy, is_retiring=is_retiring
         )
 
     @contextmanager

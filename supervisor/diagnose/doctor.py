@@ -181,8 +181,7 @@ def _check_remote_worker(
     except (OSError, UnicodeError):  # the probe reports it
         reached = None
     if reached in {"public", "every"}:
-        text = f"{address} is a public address; {UNPROTECTED}"
-        return Finding(name, "fail", text, _TUNNEL)
+        return Finding(name, "fail", f"{address} is a public address; {UNPROTECTED}", _TUNNEL)
     # A worker that serves the daemon's engine answers no other connection.
     if found and found.state == "ready" and found.models:
         return _check_running_worker(name, found)

@@ -260,8 +260,7 @@ def check_directory(name: str, path: Path, *, is_private: bool) -> Finding:
         return Finding(name, "fail", f"{path}: {error.strerror}", _FIX_DIRECTORY)
     if fault := _fault(path, found, is_private=is_private):
         return Finding(name, "fail", f"{path} {fault}", _FIX_DIRECTORY)
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if mode & (0o077 if is_private else 0o022):
+    if stat.S_IMODE(path.stat().st_mode) & (0o077 if is_private else 0o022):
         fix = f"chmod {'700' if is_private else 'go-w'} {path}"
         return Finding(name, "warn", f"{path} is open to others", fix)
     return Finding(name, "ok", str(path))

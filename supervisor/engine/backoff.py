@@ -39,8 +39,7 @@ def decide(
     if can_give_up and failures >= policy.max_failures:
         return after, None
     doublings = min(failures - 1, 64)  # 2**64 s is beyond any backoff_max_s
-    bound_s = min(policy.backoff_max_s, policy.backoff_initial_s * 2**doublings)
-    return after, chance * bound_s
+    return after, chance * min(policy.backoff_max_s, policy.backoff_initial_s * 2**doublings)
 
 
 class RestartTracker:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import orjson
+from attrs import define, field
 
 from proxy.upstream.upstream import Timings
 from supervisor.engine.client import EngineClient, EngineUnreachable
@@ -37,8 +38,7 @@ class MeasurementStore:
     def read(self) -> dict[int, ThreadSpeeds]:
         """Return the measured speeds by thread count."""
         try:
-            found = files.get(self._directory, self._key())
-            listed = (found or {})["speeds"].items()
+            listed = (files.get(self._directory, self._key()) or {})["speeds"].items()
             return {int(count): ThreadSpeeds(**each) for count, each in listed}
         except (OSError, KeyError, TypeError, ValueError, AttributeError):
             return {}  # not measured, or written by another version
@@ -121,6 +121,7 @@ async def _complete(
 _DISTURBING_CORES: Final = 0.3
 
 
+@define(eq=False, slots=False, kw_only=True)
 class ThreadCalibrator:
     """Measures the runs of one replica.
 
@@ -129,23 +130,13 @@ class ThreadCalibrator:
     and our processes' counters.
     """
 
-    def __init__(
-        self,
-        *,
-        plan: Callable[[], Plan | None],
-        plan_again: Callable[[], Plan],
-        store: Callable[[Plan], MeasurementStore],
-        is_alone: Callable[[], bool],
-        read: Callable[[], ProcessorReading],
-        emit: Emit,
-    ) -> None:
-        self._plan = plan
-        self._plan_again = plan_again
-        self._store = store
-        self._is_alone = is_alone
-        self._read = read
-        self._emit = emit
-        self._is_given_up = False
+    _plan: Callable[[], Plan | None]
+    _plan_again: Callable[[], Plan]
+    _store: Callable[[Plan], MeasurementStore]
+    _is_alone: Callable[[], bool]
+    _read: Callable[[], ProcessorReading]
+    _emit: Emit
+    _is_given_up: bool = field(default=False, init=False)
 
     async def needs_restart(self, client: EngineClient, run: int) -> bool:
         """Measure this run if its thread count is new; return whether the next run would differ."""

@@ -13,6 +13,8 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final, Self
 
+from attrs import define, field
+
 from supervisor.errors import AccessDenied
 
 LINE_MAX_BYTES: Final = 4096
@@ -65,6 +67,7 @@ class LogRing:
         return tuple(line.rstrip("\r") for line in lines[-count:])
 
 
+@define(eq=False, slots=False)
 class LogFile:
     """A file that is renamed to NAME.1, NAME.2 … when it is full.
 
@@ -73,20 +76,14 @@ class LogFile:
     cannot be opened for writing.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        size_bytes: int = 16 * 1024**2,
-        kept: int = 3,
-        streams: Sequence[int] = (),
-    ) -> None:
-        self._streams = streams
-        self._path = path
-        self._size_bytes = size_bytes
-        self._kept = kept
-        self._lost_bytes = 0
-        self._fd = open_log(path)
+    _path: Path
+    _size_bytes: int = 16 * 1024**2
+    _kept: int = 3
+    _streams: Sequence[int] = ()
+    _lost_bytes: int = field(default=0, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._fd = open_log(self._path)
         self._written_bytes = os.fstat(self._fd).st_size
 
     def write(self, chunk: bytes) -> None:

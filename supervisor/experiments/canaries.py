@@ -17,6 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
+from attrs import define, field
+
 from supervisor.builds.installed import EngineSetting
 from supervisor.errors import AccessDenied, CorralError, SettingsInvalid, StartFailed
 from supervisor.events import Emit, Event, Part
@@ -214,6 +216,7 @@ def _check_no_other_changes(found: ReloadResult | CorralError, ours: str | None)
 _CHECK_EVERY_S: Final = 1.0
 
 
+@define(eq=False, slots=False)
 class Canaries(Part):
     """At most one canary per model; only one change runs at a time.
 
@@ -224,24 +227,17 @@ class Canaries(Part):
     task = "canaries"
     serves_until = "drain"
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        reload: Reload,
-        trials: Trials,
-        overlay: dict[str, CanaryTrial],
-        emit: Emit,
-        record: Path,
-    ) -> None:
-        self._fleet = fleet
-        self._reload = reload
-        self._trials = trials
-        self._overlay = overlay
-        self._emit = emit
-        self._record = record
-        self._running: dict[str, Canary] = {}
-        self._changing = asyncio.Lock()
-        self._woken = asyncio.Event()
+    _fleet: Fleet
+    _reload: Reload
+    _trials: Trials
+    _overlay: dict[str, CanaryTrial]
+    _emit: Emit
+    _record: Path
+    _running: dict[str, Canary] = field(factory=dict, init=False)
+    _changing: asyncio.Lock = field(factory=asyncio.Lock, init=False)
+    _woken: asyncio.Event = field(factory=asyncio.Event, init=False)
+
+    def __attrs_post_init__(self) -> None:
         self.ended: deque[Ended] = deque(maxlen=ENDED_MAX)
 
     @property

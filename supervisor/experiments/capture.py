@@ -15,6 +15,8 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict
 from typing import Final, Literal
 
+from attrs import define, field
+
 from proxy.errors import ProxyError
 from proxy.forward.inspection import CapturePoint, Exchange
 from proxy.observe.record import AccessRecord, Emit
@@ -92,34 +94,29 @@ _END_BYTES: Final = 512
 _PING_S: Final = 5.0
 
 
+@define(eq=False, slots=False)
 class Recording:
     """Observes one model (`proxy.forward.inspection.Observe`); `now_s` is a monotonic clock.
 
     `counts` has the requests and responses in the capture, and those `dropped` from it.
     """
 
-    def __init__(
-        self,
-        model: str,
-        limits: CaptureLimits,
-        now_s: Callable[[], float],
-        *,
-        waiting_max_bytes: int = _WAITING_MAX_BYTES,
-    ) -> None:
-        self.model = model
-        self._limits = limits
-        self._now_s = now_s
-        self._began_at_s = now_s()
-        self._left_bytes = waiting_max_bytes
-        # A name in `counts`, the line, and the bytes that it holds.
-        self._waiting: deque[tuple[str, _Encode, int]] = deque()
-        self._changed = asyncio.Event()
+    model: str
+    _limits: CaptureLimits
+    _now_s: Callable[[], float]
+    _left_bytes: int = field(default=_WAITING_MAX_BYTES, alias="waiting_max_bytes")
+    # A name in `counts`, the line, and the bytes that it holds.
+    _waiting: deque[tuple[str, _Encode, int]] = field(factory=deque, init=False)
+    _changed: asyncio.Event = field(factory=asyncio.Event, init=False)
+    _is_closed: bool = field(default=False, init=False)  # to new requests
+    _closing_reason: EndReason = field(default="stopped", init=False)
+    reason: EndReason | None = field(default=None, init=False)
+    size_bytes: int = field(default=0, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._began_at_s = self._now_s()
         self._seen = self._open = 0
         self.counts = {"requests": 0, "responses": 0, "dropped": 0}
-        self._is_closed = False  # to new requests
-        self._closing_reason: EndReason = "stopped"
-        self.reason: EndReason | None = None
-        self.size_bytes = 0
 
     @property
     def left_s(self) -> float:

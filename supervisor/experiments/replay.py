@@ -17,6 +17,7 @@ from itertools import zip_longest
 from typing import Any, Final
 
 import orjson
+from attrs import define, field
 
 from proxy.forward.assemblers import assembler_for
 from proxy.upstream.http1 import InvalidEvent
@@ -108,6 +109,7 @@ class Target:
     slots: int
 
 
+@define(eq=False, slots=False)
 class Player:
     """Plays requests once. No slot gets two requests at once: they would mix their texts.
 
@@ -116,23 +118,17 @@ class Player:
     far.
     """
 
-    def __init__(
-        self,
-        target: Target,
-        requests: Sequence[CapturedRequest],
-        *,
-        concurrency: int,
-        is_as_recorded: bool,
-        on_answer: Callable[[int], None],
-    ) -> None:
-        self._target = target
-        self._requests = requests
-        self._is_as_recorded = is_as_recorded
-        self._on_answer = on_answer
-        self._answered = [asyncio.Event() for _ in requests]
-        self._free = asyncio.Semaphore(concurrency)
-        self._slots = SlotChoice(target.slots) if target.slots else None
-        self._count = 0
+    _target: Target
+    _requests: Sequence[CapturedRequest]
+    _concurrency: int
+    _is_as_recorded: bool
+    _on_answer: Callable[[int], None]
+    _count: int = field(default=0, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._answered = [asyncio.Event() for _ in self._requests]
+        self._free = asyncio.Semaphore(self._concurrency)
+        self._slots = SlotChoice(self._target.slots) if self._target.slots else None
 
     async def play(self, expected: Mapping[int, str]) -> list[Played]:
         """Send all requests, and compare answers with the expected ones, by request number.
@@ -226,8 +222,7 @@ async def compare(client: EngineClient, model: str, expected: str, found: str) -
 
 async def _pieces(client: EngineClient, model: str, text: str) -> list[str]:
     """Return the texts of tokens; those with part of a character come as bytes."""
-    members = {"model": model, "content": text, "with_pieces": True}
-    body = await post(client, "/tokenize", members)
+    body = await post(client, "/tokenize", {"model": model, "content": text, "with_pieces": True})
     pieces = (token["piece"] for token in orjson.loads(body)["tokens"])
     return [
         piece if isinstance(piece, str) else bytes(piece).decode(errors="backslashreplace")

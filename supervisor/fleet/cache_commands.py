@@ -155,8 +155,7 @@ class SlotStorage:
     async def settle(self) -> None:
         """Wait for the running transfers, within a limit."""
         if self._transfers:
-            limit_s = self._files.timeout_s
-            await asyncio.wait(tuple(self._transfers.values()), timeout=limit_s)
+            await asyncio.wait(tuple(self._transfers.values()), timeout=self._files.timeout_s)
 
     async def _finish(self, instance: str, id_slot: int, work: _Work) -> Transfer | None:
         """Wait for a transfer, within a limit; it continues without its caller."""

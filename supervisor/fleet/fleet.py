@@ -235,8 +235,7 @@ class Fleet:
             )
 
     def _make(self, place: ReplicaId, planner: LaunchPlanner) -> Replica:
-        taken = {replica.name for replica in self.models[place.model].all_replicas}
-        name = name_for(place, taken)
+        name = name_for(place, {replica.name for replica in self.models[place.model].all_replicas})
         replica = Replica(place, name, planner, self._slot_manager, self._instance)
         self._serve(replica)
         return replica
@@ -301,14 +300,12 @@ class Fleet:
 
     def _admit(self, replica: Replica, snapshot: InstanceSnapshot) -> None:
         upstream = replica.upstream(snapshot, self.models[snapshot.model].entry.aliases)
-        restored = replica.slots.restored_slots(snapshot.run)
-        self._traffic.admit(upstream, restored, self.slot_storage)
+        self._traffic.admit(upstream, replica.slots.restored_slots(snapshot.run), self.slot_storage)
 
     def _emit_change(self, name: str, /, **fields: object) -> None:
         self._emit(name, **fields)
         if name == "instance.exited":
-            instance = str(fields["instance"])
-            replica = self.find(instance)
+            replica = self.find(str(fields["instance"]))
             if replica and replica.plan and replica.plan.memory_inputs.engine.devices:
                 self.device_memory.note_exit(self.planner.supervisor.device_memory_wait_s)
 

@@ -196,8 +196,7 @@ class LaunchPlanner:
         Raises NoSuchModel, EngineMissing, EngineBroken, ModelInvalid, SettingsInvalid: it cannot
         run.
         """
-        entry = self.entry(model)
-        return self._plan(entry, self.adapted.get(model, {}))
+        return self._plan(self.entry(model), self.adapted.get(model, {}))
 
     def plan_trial(self, model: str, trial: TrialSettings) -> Plan:
         """Plan the replica on trial, as `plan` does; its slots are at least as long as the model's.

@@ -28,6 +28,8 @@ from functools import cache, partial
 from itertools import groupby
 from typing import Final
 
+from attrs import define, field
+
 from proxy.common.background_tasks import FAILURES, persist
 from proxy.nodes.settings import NodeSettings
 from supervisor.errors import CorralError, DaemonBusy
@@ -178,6 +180,7 @@ _CHECK_EVERY_S: Final = 2.0
 Work = Callable[[], Awaitable[ReloadResult | CorralError]]
 
 
+@define(eq=False, slots=False)
 class Reload:
     """Applies new settings; `loaded` are those that were applied last.
 
@@ -186,33 +189,23 @@ class Reload:
     runs the reloads of commands, signals and a changed file.
     """
 
-    def __init__(  # noqa: PLR0913 (each is a seam of its own)
-        self,
-        fleet: Fleet,
-        loaded: Loaded,
-        *,
-        read: Callable[[], Loaded],
-        make_planner: Callable[[Loaded], LaunchPlanner],
-        prepares: Sequence[Prepare],
-        emit: Emit,
-        replacer: Replacer,
-        applying: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> None:
-        self.loaded = loaded
-        self._began_with = loaded.settings
-        self._added: dict[str, ModelSettings] = {}
-        self._fleet = fleet
-        self._read = read
-        self._make_planner = make_planner
-        self._prepares = prepares
-        self._emit = emit
-        self._replacer = replacer
-        self._applying = applying
-        self._lock = asyncio.Lock()
+    _fleet: Fleet
+    loaded: Loaded
+    _read: Callable[[], Loaded]
+    _make_planner: Callable[[Loaded], LaunchPlanner]
+    _prepares: Sequence[Prepare]
+    _emit: Emit
+    _replacer: Replacer
+    _applying: Callable[[], AbstractContextManager[None]] = nullcontext
+    _added: dict[str, ModelSettings] = field(factory=dict, init=False)
+    _lock: asyncio.Lock = field(factory=asyncio.Lock, init=False)
+    _is_scheduled: bool = field(default=False, init=False)
+    _woken: asyncio.Event = field(factory=asyncio.Event, init=False)
+    _group: asyncio.TaskGroup | None = field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._began_with = self.loaded.settings
         self._file_version = self._current_version()
-        self._is_scheduled = False
-        self._woken = asyncio.Event()
-        self._group: asyncio.TaskGroup | None = None
 
     @property
     def settings(self) -> Settings:

@@ -157,9 +157,8 @@ class StartMemory:
         reductions.add(entry, kind, flags, reason, was_short=was_short)
         model, why = plan.model, cause.sentence
         for key, after in flags.items():
-            before = planned[key]
             self._emit(
-                "model.reduced", model=model, key=key, before=before, after=after, reason=why
+                "model.reduced", model=model, key=key, before=planned[key], after=after, reason=why
             )
         return True
 

@@ -85,8 +85,7 @@ class StatsReader:
         metrics = await self._read_engines(_WAIT_S)
         for facts in snapshots:
             memory = memory_bytes(facts.pid) if facts.pid else None
-            is_ready = facts.state is State.READY
-            found = metrics.get(facts.name, {}) if is_ready else {}
+            found = metrics.get(facts.name, {}) if facts.state is State.READY else {}
             self._by_name[facts.name] = combine(self.stats_of(facts), found, memory)
 
 

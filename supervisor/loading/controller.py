@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from statistics import median_low
 from typing import TYPE_CHECKING, Final
 
+from attrs import define, field
+
 from supervisor.events import Emit, Event, Part
 from supervisor.fleet.fleet import START_OVER, Fleet
 from supervisor.fleet.model import Model, Phase, phase_of, snapshots_of
@@ -78,34 +80,29 @@ _ANSWER_S: Final = 10.0
 _BYTES_PER_SECOND: Final = 1e9
 
 
+@define(eq=False, slots=False)
 class AdmissionController(Part):
     """Keeps the requested models loaded, if memory allows."""
 
     task = "admission"
     serves_until = "stop"
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        router: Router,
-        emit: Emit,
-        memory_usage: MemoryUsage,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._fleet = fleet
-        self._router = router
-        self._emit = emit
-        self._memory_usage = memory_usage
-        self._clock = clock
-        self._keep_alive_s: dict[str, float] = {}
-        self._requested_at_s: dict[str, list[float]] = {}
-        self._commanded_at_s: dict[str, float] = {}
-        self._for_others: dict[str, asyncio.Future[str | None]] = {}
-        self._paused: frozenset[str] = frozenset()
-        self._load_times = LoadTimes()
-        self._woken = asyncio.Event()
-        router.signals.idle.connect(self.wake)
-        router.signals.keep_alive.connect(self.keep_alive)
+    _fleet: Fleet
+    _router: Router
+    _emit: Emit
+    _memory_usage: MemoryUsage
+    _clock: Callable[[], float] = time.monotonic
+    _keep_alive_s: dict[str, float] = field(factory=dict, init=False)
+    _requested_at_s: dict[str, list[float]] = field(factory=dict, init=False)
+    _commanded_at_s: dict[str, float] = field(factory=dict, init=False)
+    _for_others: dict[str, asyncio.Future[str | None]] = field(factory=dict, init=False)
+    _paused: frozenset[str] = field(factory=frozenset, init=False)
+    _load_times: LoadTimes = field(factory=LoadTimes, init=False)
+    _woken: asyncio.Event = field(factory=asyncio.Event, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._router.signals.idle.connect(self.wake)
+        self._router.signals.keep_alive.connect(self.keep_alive)
 
     def observe(self, event: Event) -> None:
         if event.name == "instance.state_changed":

@@ -155,8 +155,7 @@ class MemoryUsage:
                 left.subtract(required)
                 outstanding += max(0, required[HOST] - sum(map(_resident, present)))
         left.subtract(self.returning)
-        available = usable_bytes(self._read_machine())
-        return {**left, HOST: min(left[HOST], available - outstanding)}
+        return {**left, HOST: min(left[HOST], usable_bytes(self._read_machine()) - outstanding)}
 
     def required_bytes(self, models: Iterable[Model]) -> Mapping[str, Bytes]:
         """Return the bytes that each model takes, or would take; mapped weights count once.

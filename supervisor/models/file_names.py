@@ -124,8 +124,7 @@ def _kind(prefix: str) -> FileKind:
 
 def _quantisation(prefix: str) -> str:
     """Find it in the name, or else in the directory: `Q4_K_M/model-00001-of-00002.gguf`."""
-    parts = PurePosixPath(prefix).parts[-2:]
-    for part in reversed(parts):
+    for part in reversed(PurePosixPath(prefix).parts[-2:]):
         if found := _QUANTISATION.findall(part):
             return re.sub(r"^FP", "F", found[-1].upper())
     return ""

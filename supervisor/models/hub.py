@@ -152,8 +152,7 @@ def stream(
 
 
 def _headers(url: str, endpoint: str) -> dict[str, str]:
-    is_hub = url.startswith(f"{endpoint}/")
-    token = None if is_hub else False
+    token = None if url.startswith(f"{endpoint}/") else False
     try:
         found = build_hf_headers(token=token, library_name=_AGENT, library_version=__version__)
     except (OSError, ValueError) as error:
@@ -290,8 +289,7 @@ class HubClient(Client):
         Raises NoSuchModel or HubAccessDenied if it is missing or not visible, or DownloadFailed.
         """
         path = f"/api/models/{repo}/revision/{quote(revision, safe='')}"
-        body = self._get(path, {"blobs": "true"}, repo)
-        return repository(body, repo, revision)
+        return repository(self._get(path, {"blobs": "true"}, repo), repo, revision)
 
     def search(self, words: str, limit: int) -> tuple[FoundRepository, ...]:
         """Find repositories of GGUF files, the most downloaded first; raises as `repository`."""

@@ -269,8 +269,7 @@ def _ctx_size(inputs: PlanInputs, chosen: Chosen) -> Setting:
 
 
 def _holds(inputs: PlanInputs, chosen: Chosen, ctx: int) -> bool:
-    needed_bytes = context_bytes(inputs.gguf, chosen, cache_layout(chosen, ctx))
-    return needed_bytes <= inputs.kv_budget_bytes
+    return context_bytes(inputs.gguf, chosen, cache_layout(chosen, ctx)) <= inputs.kv_budget_bytes
 
 
 def context_bytes(gguf: Gguf, chosen: Chosen, cache: Cache) -> int:

@@ -100,8 +100,7 @@ def context_layout(gguf: Gguf, chosen: Chosen, engine: Engine) -> ContextLayout:
 
 def cache_of(chosen: Chosen, ctx: int, streams: int, slots: int, ubatch: int) -> Cache:
     type_k, type_v = (str(chosen.get(f"cache-type-{letter}", "f16")) for letter in "kv")
-    full_window = chosen.get("swa-full") is True
-    return Cache(ctx, streams, slots, ubatch, type_k, type_v, full_window)
+    return Cache(ctx, streams, slots, ubatch, type_k, type_v, chosen.get("swa-full") is True)
 
 
 def draft_layout(model: ContextLayout, chosen: Chosen) -> ContextLayout:

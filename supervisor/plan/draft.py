@@ -282,5 +282,4 @@ def _neighbours(model: Gguf, cache_dir: Path, skipped: list[str]) -> Iterator[Gg
 def _misfit(draft: Gguf, model: Gguf, cache_dir: Path) -> str | None:
     if draft.drafts_for and (reason := head_misfit(draft, model)):
         return reason
-    ours = read(model.path, cache_dir=cache_dir)
-    return misfit(ours, read(draft.path, cache_dir=cache_dir))
+    return misfit(read(model.path, cache_dir=cache_dir), read(draft.path, cache_dir=cache_dir))

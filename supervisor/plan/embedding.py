@@ -54,8 +54,7 @@ def explicit_purpose(
 
 
 def embedding_slots(settings: SettingsByFlag, gguf: Gguf) -> SettingsByFlag:
-    chosen = values(settings)
-    use = embedding(gguf, chosen)
+    use = embedding(gguf, values(settings))
     if use is None:
         return settings
     kept = {k: v for k, v in settings.items() if v.is_own or not k.startswith("spec-")}

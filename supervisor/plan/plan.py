@@ -159,8 +159,7 @@ class Plan:
     @property
     def window_tokens(self) -> int:
         """See the proxy's `Upstream`."""
-        is_full = self.memory_inputs.chosen.get("swa-full")
-        return 0 if is_full else self.gguf.sliding_window or 0
+        return 0 if self.memory_inputs.chosen.get("swa-full") else self.gguf.sliding_window or 0
 
     @property
     def has_prompt_cache(self) -> bool:

@@ -209,8 +209,7 @@ def resolve(
     """Return a model's settings by today's names for these `devices`, every `auto` derived."""
     gguf = inputs.gguf
     planned = _with_workers(_merge(entry, profile, flags, draft), entry, flags, devices)
-    found = {**planned, **entry.reduced}
-    merged = explicit_purpose(found, entry.args, entry.name, gguf)
+    merged = explicit_purpose({**planned, **entry.reduced}, entry.args, entry.name, gguf)
     derived = _cap_context(_derive_settings(embedding_slots(merged, gguf), inputs), inputs)
     return _raise_batch(embedding_batches(derived, gguf))
 

@@ -36,10 +36,9 @@ RUN_BITS: Final = 48
 
 def older_files(data: Path) -> list[Path]:
     """Return the files of older versions below the data directory, in order."""
-    usage = sorted((data / _USAGE).glob("*"))
     found = [
         path
-        for path in usage
+        for path in sorted((data / _USAGE).glob("*"))
         if path.name == _LOCK or _JOURNAL.fullmatch(path.name) or _MONTH.fullmatch(path.name)
     ]
     return [*found, *sorted((data / _SIZES).glob("*/requests*.jsonl"))]
@@ -140,9 +139,8 @@ def _read_sizes(path: Path) -> Iterator[RecordedRequest]:
                 if pause_s is None:
                     run, began_s = secrets.randbits(RUN_BITS), 0.0
                 began_s += pause_s or 0.0
-                ended_s = began_s + duration_s
                 yield RecordedRequest(
-                    run, conversation, began_s, ended_s, prompt, cached, generated
+                    run, conversation, began_s, began_s + duration_s, prompt, cached, generated
                 )
 
 

@@ -26,6 +26,7 @@ from threading import Lock
 from typing import Any, Final, TypeVar
 
 import orjson
+from attrs import define, field
 
 from proxy.common.background_tasks import worker_threads
 from proxy.observe.past import HistoryQuery, StoredRequest
@@ -137,6 +138,7 @@ _WARNINGS: Final = {
 Result = TypeVar("Result")
 
 
+@define(eq=False, slots=False)
 class Records(Part):
     """The records of one daemon.
 
@@ -151,29 +153,22 @@ class Records(Part):
 
     task = "records"
 
-    def __init__(
-        self,
-        store: RecordStore,
-        emit: Emit,
-        history_limits: Callable[[], tuple[int, float] | None],
-        is_recorded: Callable[[str], bool],
-        *,
-        retry_s: float = 3.0,
-        held_max: int = 16_384,
-    ) -> None:
-        self._store = store
-        self._emit = emit
-        self._history_limits = history_limits
-        self._is_recorded = is_recorded
-        self._retry_s = retry_s
+    _store: RecordStore
+    _emit: Emit
+    _history_limits: Callable[[], tuple[int, float] | None]
+    _is_recorded: Callable[[str], bool]
+    _retry_s: float = 3.0
+    _held_max: int = 16_384
+    _arrived: asyncio.Event = field(factory=asyncio.Event, init=False)
+    _is_full: asyncio.Event = field(factory=asyncio.Event, init=False)
+    _reported_dropped: int = field(default=0, init=False)
+    _warned: set[str] = field(factory=set, init=False)
+    _batches: int = field(default=0, init=False)
+
+    def __attrs_post_init__(self) -> None:
         self._run = secrets.randbits(RUN_BITS)
         self._thread = worker_threads(1, "records")
-        self._journal = Journal(held_max)
-        self._arrived = asyncio.Event()
-        self._is_full = asyncio.Event()
-        self._reported_dropped = 0
-        self._warned: set[str] = set()
-        self._batches = 0
+        self._journal = Journal(self._held_max)
 
     def observe(self, event: Event) -> None:
         if event.name not in {FINISHED, REJECTED}:

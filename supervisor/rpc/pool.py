@@ -7,6 +7,8 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from attrs import define, field
+
 from proxy.common.background_tasks import persist
 from supervisor.builds.discover import Device, Engine
 from supervisor.engine.launch import Launch
@@ -22,6 +24,7 @@ _PROBE_LIMIT_S: Final = 1.0
 _PAUSE_S: Final = 0.5
 
 
+@define(eq=False, slots=False)
 class WorkerPool(Part):
     """Runs the `[workers]` with `local = true`.
 
@@ -31,23 +34,15 @@ class WorkerPool(Part):
 
     task = "workers"
 
-    def __init__(
-        self,
-        known: KnownWorkers,
-        engine: Callable[[], Engine],
-        directories: Directories,
-        emit: Emit,
-        on_end: Callable[[str], None] = lambda _: None,
-    ) -> None:
-        self._known = known
-        self._on_end = on_end
-        self._engine = engine
-        self._directories = directories
-        self._emit = emit
-        self._group: asyncio.TaskGroup | None = None
-        self._settings: Mapping[str, WorkerSettings] = {}
-        self._policy = RestartPolicy()
-        self._running: dict[str, tuple[Worker, asyncio.Task[None]]] = {}
+    _known: KnownWorkers
+    _engine: Callable[[], Engine]
+    _directories: Directories
+    _emit: Emit
+    _on_end: Callable[[str], None] = lambda _: None
+    _group: asyncio.TaskGroup | None = field(default=None, init=False)
+    _settings: Mapping[str, WorkerSettings] = field(factory=dict, init=False)
+    _policy: RestartPolicy = field(factory=RestartPolicy, init=False)
+    _running: dict[str, tuple[Worker, asyncio.Task[None]]] = field(factory=dict, init=False)
 
     def worker(self, name: str) -> Worker | None:
         return self._running[name][0] if name in self._running else None
@@ -78,8 +73,7 @@ class WorkerPool(Part):
             if before.get(name) != table:
                 worker = self._make(name, table, policy)
                 run = persist("worker", worker.serve)
-                serving = self._group.create_task(run, name=f"worker {name}")
-                self._running[name] = worker, serving
+                self._running[name] = worker, self._group.create_task(run, name=f"worker {name}")
 
     def _make(self, name: str, settings: WorkerSettings, policy: RestartPolicy) -> Worker:
         address = address_of(name, settings, self._known)

@@ -74,8 +74,7 @@ def find(engine: Engine) -> WorkerProgram:
             hint='pip install ".[engine]" in the clone has one; a build of llama.cpp needs '
             "-DGGML_RPC=ON",
         )
-    text = _help(found[0], engine.library_dirs)
-    return found[0], frozenset(_OPTION.findall(text))
+    return found[0], frozenset(_OPTION.findall(_help(found[0], engine.library_dirs)))
 
 
 def command(

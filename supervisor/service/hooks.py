@@ -14,6 +14,8 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final
 
+from attrs import define, field
+
 from supervisor.engine.exit_cause import FailureCause
 from supervisor.engine.states import WITHOUT_PROCESS, State
 from supervisor.events import Emit, Event, Part
@@ -154,26 +156,23 @@ def _give_up_event(event: Event) -> HookEvent:
     return HookEvent("model_failed", event.at, model, instance, cause=cause, restarts=False)
 
 
+@define(eq=False, slots=False)
 class Hooks(Part):
     """Has commands run; `busy_models` returns the models with requests in flight."""
 
     task = "hooks"
 
-    def __init__(
-        self,
-        reload: Reload,
-        fleet: Fleet,
-        busy_models: Callable[[], Collection[str]],
-        emit: Emit,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._reload = reload
-        self._busy_models = busy_models
-        self._clock = clock
-        self._observer = HookObserver(fleet.cause_of)
-        self.runner = hook_commands.HookRunner(emit)
-        self._idle_times = IdleTimes(clock())
-        self._reloaded = asyncio.Event()
+    _reload: Reload
+    _fleet: Fleet
+    _busy_models: Callable[[], Collection[str]]
+    _emit: Emit
+    _clock: Callable[[], float] = time.monotonic
+    _reloaded: asyncio.Event = field(factory=asyncio.Event, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._observer = HookObserver(self._fleet.cause_of)
+        self.runner = hook_commands.HookRunner(self._emit)
+        self._idle_times = IdleTimes(self._clock())
 
     def observe(self, event: Event) -> None:
         if event.name == "request.finished":
@@ -214,8 +213,7 @@ class Hooks(Part):
         busy |= {DAEMON} if busy else set()
         for subject, idle_s in self._idle_times.take_due(limits_s, busy, now_s):
             hook: HookName = "daemon_idle" if subject is DAEMON else "model_idle"
-            at = datetime.now(tz=UTC)
-            self._submit(HookEvent(hook, at, subject, idle_s=round(idle_s, 3)))
+            self._submit(HookEvent(hook, datetime.now(tz=UTC), subject, idle_s=round(idle_s, 3)))
 
     def _submit(self, event: HookEvent) -> None:
         settings = self._reload.settings.hooks

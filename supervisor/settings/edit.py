@@ -170,8 +170,7 @@ def _set(whole: Table, key: tuple[str, ...], value: object) -> None:
     table = whole
     for depth, part in enumerate(key[:-1]):
         if part not in table:
-            has_only_tables = depth < len(key) - 2
-            table[part] = tomlkit.table(is_super_table=has_only_tables)
+            table[part] = tomlkit.table(is_super_table=depth < len(key) - 2)
         table = table[part]
     table[key[-1]] = value
 

@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Final
 
+from attrs import define, field
+
 from proxy.cache.fingerprint import ConversationFingerprint, RestoredSlot
 from proxy.cache.save_policy import Transfer
 from proxy.cache.shared_prefixes import shared_prefix
@@ -41,6 +43,7 @@ from supervisor.slot_store.store_config import SlotPersistence
 _UNUSED_MAX: Final = 2
 
 
+@define(eq=False, slots=False, kw_only=True)
 class SlotManager:
     """Saves and restores the slots of one replica.
 
@@ -48,36 +51,22 @@ class SlotManager:
     `save_predecessors` saves the slots of serving instances that it will replace.
     """
 
-    def __init__(  # noqa: PLR0913 (all by name)
-        self,
-        *,
-        instance: str,
-        model: str,
-        replica: Callable[[], tuple[int, int]],
-        plan: Callable[[], Plan | None],
-        persistence: Callable[[], SlotPersistence],
-        files: SlotFiles,
-        fingerprints: Fingerprints,
-        is_elsewhere: Callable[[ConversationFingerprint], bool],
-        save_predecessors: Callable[[], Awaitable[None]],
-        emit: Emit,
-    ) -> None:
-        self._instance = instance
-        self._model = model
-        self._replica = replica
-        self._plan = plan
-        self._persistence = persistence
-        self._files = files
-        self._fingerprints = fingerprints
-        self._is_elsewhere = is_elsewhere
-        self._save_predecessors = save_predecessors
-        self._emit = emit
-        self._lock = asyncio.Lock()
-        self._run = 0
-        self._keyed: tuple[Plan, CacheKey] | None = None
-        self._saved_tasks: dict[int, int | None] = {}
-        self._restored: tuple[RestoredSlot, ...] = ()
-        self._unused = 0  # responses in a row that used no restored token
+    _instance: str
+    _model: str
+    _replica: Callable[[], tuple[int, int]]
+    _plan: Callable[[], Plan | None]
+    _persistence: Callable[[], SlotPersistence]
+    _files: SlotFiles
+    _fingerprints: Fingerprints
+    _is_elsewhere: Callable[[ConversationFingerprint], bool]
+    _save_predecessors: Callable[[], Awaitable[None]]
+    _emit: Emit
+    _lock: asyncio.Lock = field(factory=asyncio.Lock, init=False)
+    _run: int = field(default=0, init=False)
+    _keyed: tuple[Plan, CacheKey] | None = field(default=None, init=False)
+    _saved_tasks: dict[int, int | None] = field(factory=dict, init=False)
+    _restored: tuple[RestoredSlot, ...] = field(default=(), init=False)
+    _unused: int = field(default=0, init=False)  # responses in a row that used no restored token
 
     @property
     def reason(self) -> str | None:

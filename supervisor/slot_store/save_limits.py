@@ -22,6 +22,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
+from attrs import define, field
+
 from supervisor.slot_store.file_index import CataloguedFile
 from supervisor.slot_store.manifest import Manifest
 from supervisor.slot_store.policy import DiskBudget
@@ -63,6 +65,7 @@ _HOUR_MIN: Final = 60
 _LATEST: Final = 0.3
 
 
+@define(eq=False, slots=False)
 class SaveLimits:
     """The limits of writes while engines serve, and the pause after a failure.
 
@@ -70,21 +73,16 @@ class SaveLimits:
     The time for less than `measured_min_bytes` says nothing about the rate.
     """
 
-    def __init__(
-        self,
-        clock: Callable[[], float] = time.monotonic,
-        *,
-        slow_bytes_per_s: float = 8 * 1024**2,
-        measured_min_bytes: int = 4 * 1024**2,
-    ) -> None:
-        self._clock = clock
-        self._slow_bytes_per_s = slow_bytes_per_s
-        self._measured_min_bytes = measured_min_bytes
-        self._spent_bytes = 0.0  # of the hour's budget, at `_spent_at_s`
-        self._spent_at_s = clock()
+    _clock: Callable[[], float] = time.monotonic
+    _slow_bytes_per_s: float = 8 * 1024**2
+    _measured_min_bytes: int = 4 * 1024**2
+    _spent_bytes: float = field(default=0.0, init=False)  # of the hour's budget, at `_spent_at_s`
+    _rate_bytes: float | None = field(default=None, init=False)  # per second
+
+    def __attrs_post_init__(self) -> None:
+        self._spent_at_s = self._clock()
         self._written: defaultdict[int, float] = defaultdict(float)  # by minute
-        self.pause = Pause(clock)
-        self._rate_bytes: float | None = None  # per second
+        self.pause = Pause(self._clock)
 
     @property
     def written_bytes(self) -> float:

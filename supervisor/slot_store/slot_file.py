@@ -184,8 +184,7 @@ def _media(rest: BinaryIO, tokens: tuple[int, ...]) -> Iterator[Medium]:
     for at in begin:
         if not 0 <= at < len(tokens) or tokens[at] != _NO_TOKEN:
             raise NotASlotFile(f"a medium begins at token {at:,}, which is text")
-        content = _read_exactly(rest, _number(rest, 4 * _WORDS_MAX))
-        yield at, hashlib.sha256(content).hexdigest()
+        yield at, hashlib.sha256(_read_exactly(rest, _number(rest, 4 * _WORDS_MAX))).hexdigest()
     if len(rest.read()) >= _U32.size or (_NO_TOKEN in tokens and not begin):
         raise NotASlotFile("its token record holds something unknown")
 

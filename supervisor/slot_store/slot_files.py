@@ -119,8 +119,7 @@ class SlotFiles(Part):
         persistence = self._persistence()
         if persistence.problem:
             self._emit("slots.key_unusable", reason=persistence.problem)
-        is_readable = persistence.store.content.is_readable
-        if names := self.catalogue.find_key_changes(is_readable):
+        if names := self.catalogue.find_key_changes(persistence.store.content.is_readable):
             self.catalogue.remove(names)
             self.start(self.reconcile(), "slot files of other keys")
 
@@ -166,8 +165,7 @@ class SlotFiles(Part):
         """
         task = self.start(self._store(spooled, failed), f"store {spooled.unverified.name}")
         if task:
-            size_bytes = spooled.unverified.size_bytes
-            self.limits.note_written(size_bytes, spooled.budget.write_hour_bytes)
+            self.limits.note_written(spooled.unverified.size_bytes, spooled.budget.write_hour_bytes)
             self.pending.add(spooled, task)
         return task
 

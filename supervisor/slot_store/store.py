@@ -34,6 +34,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
+from attrs import define
+
 from supervisor.engine.client import SlotFileInfo
 from supervisor.slot_store.encryption import PLAIN, SlotContent
 from supervisor.slot_store.manifest import CacheKey, Manifest, ManifestInvalid, dump, load
@@ -112,21 +114,14 @@ def _digest(key: CacheKey) -> str:
 QuarantinedFile = tuple[str, str, str]
 
 
+@define(eq=False, slots=False)
 class Quarantine:
     """A directory of invalid files, made with mode 0700 when first needed."""
 
-    def __init__(
-        self,
-        root: Path,
-        *,
-        max_files: int = 16,
-        max_bytes: int = 1024**3,
-        max_age: timedelta = timedelta(days=3),
-    ) -> None:
-        self._root = root
-        self._max_files = max_files
-        self._max_bytes = max_bytes
-        self._max_age = max_age
+    _root: Path
+    _max_files: int = 16
+    _max_bytes: int = 1024**3
+    _max_age: timedelta = timedelta(days=3)
 
     def take(self, *paths: Path) -> None:
         make_private(self._root.parent)
@@ -167,8 +162,7 @@ def read_manifest(path: Path) -> Manifest | QuarantinedFile | None:
     except (ManifestInvalid, OSError, UnicodeDecodeError) as error:
         return name_of_file(path.parent.name), path.stem, str(error)
     if (found.name, file_name(found.model)) != (path.stem, path.parent.name):
-        model = name_of_file(path.parent.name)
-        return model, path.stem, "its manifest is of another file"
+        return name_of_file(path.parent.name), path.stem, "its manifest is of another file"
     return replace(found, used_at=max(found.used_at, used_at))
 
 
@@ -314,8 +308,7 @@ class SlotStore:
             )
             draft.replace(link)
         except FileNotFoundError as error:
-            is_listed = path.with_suffix(_MANIFEST).exists()
-            kind = InvalidSlotFile if is_listed else SlotFileMissing
+            kind = InvalidSlotFile if path.with_suffix(_MANIFEST).exists() else SlotFileMissing
             raise kind("it is gone") from error
         except OSError as error:
             if error.errno in _DISK_ERRORS:

@@ -52,8 +52,7 @@ class ProcessIdentity:
         pidfd does not tell that it ended, before its other threads have ended too.
         """
         with suppress(psutil.Error):
-            created_at = psutil.Process(self.pid).create_time()
-            return abs(created_at - self.created_at) < _SAME_PROCESS_S
+            return abs(psutil.Process(self.pid).create_time() - self.created_at) < _SAME_PROCESS_S
         return False
 
     def wait(self, limit_s: float) -> bool:

@@ -27,6 +27,8 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
 
+from attrs import define
+
 from supervisor.errors import CorralError, DownloadFailed
 from supervisor.system.files import sha256_of
 
@@ -91,21 +93,16 @@ class Attempts:
         return broken.wait_s if broken.wait_s <= ASKED_WAIT_MAX_S else None
 
 
+@define(eq=False, slots=False)
 class Client(ABC):
     """Reaches servers: `sleep` waits between attempts, `notify` gets a sentence for each wait.
 
     One request of `fetch` asks for `range_max_bytes` at most.
     """
 
-    def __init__(
-        self,
-        sleep: Callable[[float], None] = time.sleep,
-        notify: Callable[[str], None] = lambda _: None,
-        range_max_bytes: int = RANGE_MAX_BYTES,
-    ) -> None:
-        self.notify = notify
-        self.range_max_bytes = range_max_bytes
-        self._sleep = sleep
+    _sleep: Callable[[float], None] = time.sleep
+    notify: Callable[[str], None] = lambda _: None
+    range_max_bytes: int = RANGE_MAX_BYTES
 
     @abstractmethod
     def stream(
