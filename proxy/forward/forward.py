@@ -40,7 +40,7 @@ from proxy.forward.inspection import Captured, CapturePoint, Exchange
 from proxy.forward.openai_responses import completed_response
 from proxy.forward.prefill import PrefillChunks, has_chunks
 from proxy.forward.relay import ResponseRelay, UpstreamRequestPlan, is_passed_stream, plan_request
-from proxy.forward.response import Discarded, Response, can_write_past_aiohttp
+from proxy.forward.response import Discarded, Response
 from proxy.http.forms import Form
 from proxy.observe.record import AccessRecord, Emit, Timeline
 from proxy.request import variants
@@ -103,7 +103,6 @@ class Forward:
         self._loader = loader
         self._settings = settings
         self._emit = emit
-        can_write_past_aiohttp()  # warns once, before any request
 
     async def handle(
         self,

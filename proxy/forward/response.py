@@ -17,16 +17,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import logging
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from types import SimpleNamespace
-from typing import Any, ClassVar, Final
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from email.utils import format_datetime
+from http import HTTPStatus
+from typing import ClassVar, Final
 
-import aiohttp
 import orjson
-from aiohttp import web
-from aiohttp.http import StreamWriter
+from aiohttp import HttpVersion11, web
 from multidict import CIMultiDict
 
 from proxy.common.headers import (
@@ -46,13 +46,14 @@ from proxy.upstream.http1 import InvalidEvent, Splitter
 _FAREWELL_TIMEOUT_S: Final = 0.5
 FIRST_PING_S: Final = 2.0
 INTERVAL_S: Final = 10.0
-# A write waits if the transport buffers more than this. Source: aiohttp, StreamWriter.write;
-# asyncio and uvloop, the default high-water mark.
+# A write waits if the transport buffers more than this. Source: asyncio and uvloop, the default
+# high-water mark.
 _BUFFER_BYTES: Final = 64 * 1024
-# A chunk of a body. Source: RFC 9112, section 7.1.
+# A chunk of a body, and the end of its chunks. Source: RFC 9112, section 7.1.
 _FRAME: Final = b"%x\r\n%b\r\n"
-_FREE: Final = contextlib.nullcontext()
-_log: Final = logging.getLogger(__name__)
+_LAST_CHUNK: Final = b"0\r\n\r\n"
+# Statuses without a body. Source: RFC 9112, section 6.3.
+_WITHOUT_BODY: Final = frozenset({204, 304})
 
 
 class Abandoned(Exception):
@@ -304,48 +305,49 @@ class Response:
         return body
 
 
-class _AiohttpResponse(web.StreamResponse):
-    """A response whose header is sent in one packet with the first bytes of its body."""
+class _Written(web.StreamResponse):
+    """The response of a handler that has written it: aiohttp has nothing to send.
 
-    # aiohttp does the same for its own whole responses, without a public name for it.
-    _send_headers_immediately = False
-
-
-@functools.cache
-def can_write_past_aiohttp() -> bool:
-    """Return whether this aiohttp writes as `ClientResponse.put` expects, tried without a client.
-
-    Its writer keeps the header for the first chunk, and then sends nothing but framed chunks. If
-    another release differs, each chunk takes the slower way through the writer.
+    These are the members that aiohttp's server uses of what a handler returns.
     """
-    sent: list[bytes] = []
-    transport = SimpleNamespace(
-        write=sent.append,
-        writelines=lambda pieces: sent.append(b"".join(pieces)),
-        is_closing=lambda: False,
-    )
-    writer: Any = StreamWriter(SimpleNamespace(transport=transport), None)  # type: ignore[arg-type]
 
-    async def write() -> None:
-        writer.enable_chunking()
-        await writer.write_headers("HTTP/1.1 200 OK", CIMultiDict())
-        for chunk in (b"first", b"second"):
-            await writer.write(chunk)
+    prepared = True
 
-    writing = write()
-    with contextlib.suppress(StopIteration, AttributeError, TypeError):
-        writing.send(None)
-    writing.close()
-    is_known = (
-        hasattr(web.StreamResponse, "_send_headers_immediately")
-        and len(sent) == 2
-        and sent[0].endswith(b"\r\n\r\n" + _FRAME % (5, b"first"))
-        and sent[1] == _FRAME % (6, b"second")
-    )
-    if not is_known:
-        version = aiohttp.__version__
-        _log.warning("aiohttp %s writes streams in another way; they cost more time", version)
-    return is_known
+    def __init__(self, headers: CIMultiDict[str], *, is_kept: bool) -> None:
+        # Not aiohttp's initialiser, whose attributes only its own writing needs.
+        self.is_complete = False
+        self._headers = headers
+        self._is_kept = is_kept
+
+    @property
+    def keep_alive(self) -> bool:
+        return self._is_kept
+
+    async def prepare(self, request: web.BaseRequest) -> None:
+        """Do nothing: the header is written with the first bytes of the body."""
+
+    async def write_eof(self, data: bytes = b"") -> None:  # noqa: ARG002 (aiohttp passes none)
+        """Raise ConnectionResetError, on which aiohttp closes the connection, before the end."""
+        if not self.is_complete:
+            raise ConnectionResetError
+
+
+_PHRASES: Final[Mapping[int, str]] = {status.value: status.phrase for status in HTTPStatus}
+
+
+def _head(version: str, status: int, headers: CIMultiDict[str]) -> bytes:
+    """Return the header of a response; raises ValueError if a field has a line break."""
+    fields = [f"{name}: {value}" for name, value in headers.items()]
+    first = f"{version} {status} {_PHRASES.get(status, '')}"
+    head = "\r\n".join((first, *fields, _date_field(int(time.monotonic())), "\r\n"))
+    if len(head.splitlines()) != len(fields) + 3:
+        raise ValueError("a field of the header has a line break")
+    return head.encode()
+
+
+@functools.lru_cache(maxsize=1)
+def _date_field(_now_s: int) -> str:
+    return f"Date: {format_datetime(datetime.now(UTC), usegmt=True)}"
 
 
 class Pings:
@@ -389,9 +391,11 @@ class ClientResponse(Response):
         self.has_body = request.method != "HEAD"
         self._request = request
         self._last_chunk = self.api.piece_end
-        self._response: web.StreamResponse | None = None
+        # The following three are set when the header is known.
+        self._response: _Written | None = None
         self._is_chunked = False
-        self._transport: asyncio.Transport | None = None  # for `put`, once the header is sent
+        self._transport: asyncio.Transport | None = None
+        self._head = b""  # until it is written, with the first bytes of the body
         self._extra_headers: Mapping[str, str] = {}
         self._requested_model: str | None = None
         self._first_ping: asyncio.TimerHandle | None = None  # until the response begins
@@ -404,7 +408,7 @@ class ClientResponse(Response):
     @property
     def response(self) -> web.StreamResponse:
         """The response for aiohttp; an empty one before the header."""
-        return _AiohttpResponse() if self._response is None else self._response
+        return web.StreamResponse() if self._response is None else self._response
 
     def note_fallback(self, requested_model: str) -> None:
         """Note that another model may answer than the one that the client requested."""
@@ -436,7 +440,9 @@ class ClientResponse(Response):
         the client has left, or if a transform fails; `write` or `finish` then raises the error.
         """
         transport = self._transport
-        if transport is None or transport.is_closing() or transport.get_write_buffer_size():
+        if transport is None or self._head:
+            return False
+        if transport.is_closing() or transport.get_write_buffer_size():
             return False
         if self._transforms:
             try:
@@ -452,14 +458,14 @@ class ClientResponse(Response):
         return True
 
     def ends_at_once(self, size_bytes: int) -> bool:
-        transport = self._request.transport
+        transport = self._transport
         if self._transforms or transport is None or size_bytes > _BUFFER_BYTES:
             return False
         return not (transport.is_closing() or transport.get_write_buffer_size())
 
     async def abort(self, error: ProxyError) -> None:
         """End an incomplete body in a way that no client takes for a complete one."""
-        transport = self._request.transport
+        transport = self._transport
         if transport is None:
             return
         last = self.api.error_event(orjson.dumps(self.api.own_error(error)))
@@ -470,11 +476,9 @@ class ClientResponse(Response):
         if is_between or not self.is_committed:
             with contextlib.suppress(ConnectionError, TimeoutError):
                 async with asyncio.timeout(_FAREWELL_TIMEOUT_S):
-                    await self.response.write(last)
+                    await self._write(last, is_last=not self.is_committed)
                     if self.is_committed:
                         transport.close()
-                    else:
-                        await self.response.write_eof()
                     return
         if self.is_committed:
             transport.abort()
@@ -484,25 +488,21 @@ class ClientResponse(Response):
 
         They are sent with the first bytes of the body, or with its end.
         """
-        if self._first_ping or self._pings:
-            await self._stop_pings()
         self.is_committed = True
+        if self._pings:
+            await self._stop_pings()
         if self._response is None:
             headers.update(self._extra_headers)
-            await self._prepare(status, headers)
+            self._prepare(status, headers)
 
     async def _send(self, chunk: bytes) -> None:
         self._last_chunk = chunk
         self.record.count(chunk)
-        with self._time_write(len(chunk)):
-            await self.response.write(chunk)
-        if self._transport is None and can_write_past_aiohttp():  # now that the header is sent
-            self._transport = self._request.transport
+        await self._write(chunk)
 
     async def _send_last(self, last: bytes) -> None:
         self.record.count(last)
-        with self._time_write(len(last)):
-            await self.response.write_eof(last)
+        await self._write(last, is_last=True)
 
     async def _send_error(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
         """Send an instance's own error: unchanged, or as an event after a ping."""
@@ -513,15 +513,10 @@ class ClientResponse(Response):
             body = self.api.error_event(body)
         await super()._send_error(status, headers, body)
 
-    def _time_write(self, size_bytes: int) -> AbstractContextManager[None]:
-        transport = self._request.transport
-        is_behind = transport is not None and transport.get_write_buffer_size()
-        return (
-            self.record.timeline.time_stall() if is_behind or size_bytes > _BUFFER_BYTES else _FREE
-        )
-
     def _begin_pings(self) -> None:
-        self._first_ping, self._pings = None, Pings(self._ping)
+        self._first_ping = None
+        if not self.is_committed:
+            self._pings = Pings(self._ping)
 
     async def _stop_pings(self, *, is_urgent: bool = False) -> None:
         if self._first_ping:
@@ -535,12 +530,42 @@ class ClientResponse(Response):
         if not self.has_begun:
             headers = for_client(CIMultiDict({"Content-Type": EVENT_STREAM}))
             headers["Content-Type"] = self.api.stream_type
-            await self._prepare(200, headers)
-        await self.response.write(self.api.ping())
+            self._prepare(200, headers)
+        await self._write(self.api.ping())
 
-    async def _prepare(self, status: int, headers: CIMultiDict[str]) -> None:
-        headers.update(self._request[RESPONSE_HEADERS])
-        self._response = _AiohttpResponse(status=status, headers=headers)
+    def _prepare(self, status: int, headers: CIMultiDict[str]) -> None:
+        """Set the header, and with it how the end of the body is marked. Source: RFC 9112, 6.3."""
+        request = self._request
+        headers.update(request[RESPONSE_HEADERS])
+        is_recent, is_kept = request.version >= HttpVersion11, request.keep_alive
+        if self.has_body and "Content-Length" not in headers and status not in _WITHOUT_BODY:
+            self._is_chunked, is_kept = is_recent, is_kept and is_recent
+            if is_recent:
+                headers["Transfer-Encoding"] = "chunked"
+        if is_kept is not is_recent:
+            headers.setdefault("Connection", "keep-alive" if is_kept else "close")
+        self._head = _head("HTTP/1.1" if is_recent else "HTTP/1.0", status, headers)
+        self._response = _Written(headers, is_kept=is_kept)
+        self._transport = request.transport
         self.record.status = status
-        await self._response.prepare(self._request)
-        self._is_chunked = "Transfer-Encoding" in self._response.headers
+
+    async def _write(self, chunk: bytes, *, is_last: bool = False) -> None:
+        """Write bytes of the body, after the header; return when there is room for more.
+
+        Raises ConnectionResetError: the client has left.
+        """
+        transport, head, response = self._transport, self._head, self._response
+        if transport is None or response is None or transport.is_closing():
+            raise ConnectionResetError
+        if self._is_chunked:
+            chunk = _FRAME % (len(chunk), chunk) if chunk else b""
+            chunk += _LAST_CHUNK if is_last else b""
+        if head:
+            chunk, self._head = head + chunk, b""
+        is_behind = transport.get_write_buffer_size() or len(chunk) > _BUFFER_BYTES
+        if chunk:
+            transport.write(chunk)
+        if is_behind:
+            with self.record.timeline.time_stall():
+                await self._request.writer.drain()
+        response.is_complete = is_last

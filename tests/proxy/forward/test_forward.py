@@ -4,19 +4,18 @@ import asyncio
 import contextlib
 import gc
 import io
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp.http import StreamWriter
+from multidict import CIMultiDict
 from support.proxy_harness import ProxyHarness
 from support.requests import ask
 from support.upstream import Call, say_ok
 from yarl import URL
 
-from proxy.forward.response import can_write_past_aiohttp
+from proxy.forward.response import _head
 from proxy.router.lease import Activity
 from proxy.upstream.upstream import Upstream
 
@@ -489,40 +488,48 @@ async def _status(asking: Any) -> int:
         return int(response.status)
 
 
-async def test_this_aiohttp_writes_streams_as_expected() -> None:
-    assert can_write_past_aiohttp()
+async def _stream_two_events(call: Call) -> None:
+    await call.begin_stream()
+    await call.chunk(WHOLE)
+    await call.chunk(DONE)
+    await call.end()
 
 
-@pytest.fixture
-def other_aiohttp(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Lets aiohttp write a chunk in more pieces than today."""
-
-    write = StreamWriter.write
-
-    async def write_pieces(self: StreamWriter, chunk: bytes) -> None:
-        for at in range(0, len(chunk), 4):
-            await write(self, chunk[at : at + 4])
-
-    monkeypatch.setattr(StreamWriter, "write", write_pieces)
-    can_write_past_aiohttp.cache_clear()
-    yield
-    can_write_past_aiohttp.cache_clear()
+STREAM_BODY = b'{"messages":[{"role":"user","content":"hello"}],"stream":true}'
 
 
-@pytest.mark.usefixtures("other_aiohttp")
-async def test_with_another_aiohttp_a_stream_takes_the_slower_way(
-    proxy: ProxyHarness, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("connection", ["", "Connection: keep-alive\r\n"])
+async def test_a_stream_for_http_1_0_ends_with_its_connection(
+    proxy: ProxyHarness, connection: str
 ) -> None:
-    async def speak(call: Call) -> None:
-        await call.begin_stream()
-        for _ in range(3):
-            await call.chunk(WHOLE)
-        await call.chunk(DONE)
-        await call.end()
+    await proxy.fake(_stream_two_events)
+    async with proxy.raw() as (reader, writer):
+        writer.write(
+            f"POST /v1/chat/completions HTTP/1.0\r\nHost: localhost\r\n{connection}"
+            f"Content-Length: {len(STREAM_BODY)}\r\n\r\n".encode()
+        )
+        writer.write(STREAM_BODY)
+        async with asyncio.timeout(60):  # an idle connection stays open for 75 s
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.0 200 OK\r\n")
+    assert b"transfer-encoding" not in head.lower()
+    assert body == WHOLE + DONE
 
-    await proxy.fake(speak)
-    async with proxy.ask(stream=True) as response:
-        assert await response.read() == WHOLE * 3 + DONE
-    can_write_past_aiohttp.cache_clear()
-    assert not can_write_past_aiohttp()
-    assert "writes streams in another way" in caplog.text
+
+async def test_a_client_that_closes_its_connection_reads_that_it_is_closed(
+    proxy: ProxyHarness,
+) -> None:
+    await proxy.fake(_stream_two_events)
+    async with proxy.raw() as (reader, writer):
+        writer.write(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (len(STREAM_BODY), STREAM_BODY)
+        )
+        answer = await reader.read()
+    assert b"\r\nConnection: close\r\n" in answer
+    assert answer.endswith(b"\r\n0\r\n\r\n")
+
+
+def test_a_field_with_a_line_break_is_not_sent() -> None:
+    with pytest.raises(ValueError, match="line break"):
+        _head("HTTP/1.1", 200, CIMultiDict({"X-Name": "a\r\nX-Other: b"}))

@@ -5,10 +5,11 @@ import json
 from typing import Any
 
 import pytest
-from aiohttp import ClientPayloadError, web
+from aiohttp import ClientPayloadError
 from support.proxy_harness import ProxyHarness, until
 from support.upstream import Call, Script, say_ok
 
+from proxy.forward.response import ClientResponse
 from proxy.router.lease import Completion, Lease
 from proxy.router.router import Router
 from proxy.upstream.upstream import Timings
@@ -372,17 +373,17 @@ async def test_a_client_that_reads_gets_the_end_before_the_router_learns(
     proxy: ProxyHarness, monkeypatch: pytest.MonkeyPatch, *, is_stream: bool
 ) -> None:
     steps: list[str] = []
-    write_eof, finish = web.StreamResponse.write_eof, Router.finish
+    send_last, finish = ClientResponse._send_last, Router.finish
 
-    async def end(response: web.StreamResponse, data: bytes = b"") -> None:
-        await write_eof(response, data)
+    async def end(response: ClientResponse, last: bytes) -> None:
+        await send_last(response, last)
         steps.append("end")
 
     def learn(router: Router, lease: Lease, completed: Completion | None = None) -> None:
         finish(router, lease, completed)
         steps.append("learnt")
 
-    monkeypatch.setattr(web.StreamResponse, "write_eof", end)
+    monkeypatch.setattr(ClientResponse, "_send_last", end)
     monkeypatch.setattr(Router, "finish", learn)
     proxy.router.signals.answered.connect(lambda lease: steps.append(str(lease.is_reported)))
     await proxy.fake(streams(HI, END, DONE))
