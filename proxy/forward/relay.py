@@ -255,9 +255,9 @@ class ResponseRelay:
         completed = assemblers.CompletedResponse(self._request.kind, is_stream=True)
         before = b""
 
-        def pass_on(chunk: bytes) -> bool:
+        def pass_on(chunk: bytes, framed: bytes) -> bool:
             nonlocal before
-            if not client_response.put(chunk):
+            if not client_response.put(chunk, framed):
                 return False
             before = chunk
             progress.count_chunk(chunk)

@@ -201,8 +201,11 @@ class Response:
             await self._open()
         await self._send(chunk)
 
-    def put(self, chunk: bytes) -> bool:  # noqa: ARG002 (for subclasses)
-        """Take bytes of the body without waiting; return False, with none taken, if impossible."""
+    def put(self, chunk: bytes, framed: bytes) -> bool:  # noqa: ARG002 (for subclasses)
+        """Take bytes of the body without waiting; return False, with none taken, if impossible.
+
+        `framed` is the same bytes as a chunk of a chunked body, or empty.
+        """
         return False
 
     async def finish(self, last: bytes = b"") -> None:
@@ -433,7 +436,7 @@ class ClientResponse(Response):
         if self._first_ping or self._pings:
             await self._stop_pings(is_urgent=True)
 
-    def put(self, chunk: bytes) -> bool:
+    def put(self, chunk: bytes, framed: bytes) -> bool:
         """Send bytes of a stream that has begun without waiting.
 
         Returns False, with nothing sent, if the kernel has not yet taken the bytes sent before, if
@@ -452,9 +455,12 @@ class ClientResponse(Response):
                 return False
             if not chunk:
                 return True
+            framed = b""
         self._last_chunk = chunk
         self.record.bytes_out += len(chunk)
-        transport.write(_FRAME % (len(chunk), chunk) if self._is_chunked else chunk)
+        if not self._is_chunked:
+            framed = chunk
+        transport.write(framed or _FRAME % (len(chunk), chunk))
         return True
 
     def ends_at_once(self, size_bytes: int) -> bool:

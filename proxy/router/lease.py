@@ -89,7 +89,7 @@ class ResponseProgress:
     def count_chunk(self, chunk: bytes) -> None:
         """Count a chunk after the first token; chunks are taken for tokens."""
         self.decoded += 1
-        if chunk[:1] not in _PING or chunk.strip(_PING):
+        if chunk and (chunk[0] not in _PING or chunk.strip(_PING)):
             self.bytes_received += len(chunk)
 
     def set_prompt(self, done: int, total: int, cached: int) -> None:

@@ -67,8 +67,9 @@ _HELD_MAX_BYTES: Final = 64 * 1024
 _NON_BLOCKING: Final = int(getattr(socket, "SOCK_NONBLOCK", 0))  # some systems lack it
 _STREAM: Final = socket.SOCK_STREAM | _NON_BLOCKING
 
-# Consumes bytes of a body; False if it cannot now, and then it has done nothing.
-OnChunk = Callable[[bytes], bool]
+# Consumes bytes of a body; False if it cannot now, and then it has done nothing. It gets them again
+# as a chunk with its framing, or nothing if they are not one chunk.
+OnChunk = Callable[[bytes, bytes], bool]
 
 
 @dataclass(slots=True)
@@ -212,22 +213,31 @@ class UpstreamResponse(asyncio.Protocol):
         self._timer = self._loop.call_later(silence_s, self._check_silence)
 
     def data_received(self, data: bytes) -> None:
-        if self._failure is not None:
-            return
+        parser, take = self._parser, None if self._held else self._take
+        body, chunk = take and parser.whole_chunk(data), data
+        if not body:
+            body, chunk = self._parse(data), b""
+        if take and body and not parser.is_over and take(body, chunk):
+            self._waiting_since_s = self._loop.time()
+        else:
+            self._hold(body)
+
+    def _parse(self, data: bytes) -> bytes:
         parser = self._parser
-        try:
-            body = parser.feed(data)
-        except InvalidResponse as error:
-            self.status = parser.status  # the header may be valid
-            sentence = f"{self._upstream.name} sent an invalid HTTP response: {error}"
-            self._fail(UpstreamFailed(sentence), error)
-            return
+        if self._failure is None:
+            try:
+                return parser.feed(data)
+            except InvalidResponse as error:
+                self.status = parser.status  # the header may be valid
+                sentence = f"{self._upstream.name} sent an invalid HTTP response: {error}"
+                self._fail(UpstreamFailed(sentence), error)
+        return b""
+
+    def _hold(self, body: bytes) -> None:
+        parser = self._parser
         if parser.is_over:
             self.is_read = not body and not self._held
             self.close()
-        elif body and self._take and not self._held and self._take(body):
-            self._waiting_since_s = self._loop.time()
-            return
         if not self.status:
             self.status, self.headers = parser.status, parser.headers
         if body:
@@ -251,7 +261,7 @@ class UpstreamResponse(asyncio.Protocol):
         if self.status and not isinstance(failure, UpstreamTimeout):
             failure = UpstreamFailed(f"{self._upstream.name} broke off its answer")
         failure.__cause__ = cause
-        self._failure = self._failure or failure
+        self._failure, self._take = self._failure or failure, None
         self.close()
         self._wake()
 

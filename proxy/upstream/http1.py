@@ -25,6 +25,8 @@ from multidict import CIMultiDict, CIMultiDictProxy
 EVENT_MAX_BYTES: Final = 4 * 1024**2
 DONE: Final = b"[DONE]"
 
+# A number: to look for bytes in bytes, Python first raises and drops a TypeError.
+_CR: Final = 13
 _DONE_END: Final = b"\n\ndata: [DONE]"
 _BLANK: Final = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r(?!\n))")
 # The length of the longest blank line without its last byte.
@@ -50,7 +52,7 @@ class Splitter:
         seen = max(0, len(self._rest) - _OVERLAP_BYTES)
         stream = self._rest + chunk
         events: list[bytes] = []
-        if b"\r" in stream:
+        if _CR in stream:
             events = self._split_at_any_line_end(stream, seen)
         elif stream.find(b"\n\n", seen) < 0:
             self._rest = stream
@@ -69,7 +71,7 @@ class Splitter:
         Raises InvalidEvent: the data of an event is not JSON, or it is longer than the limit.
         """
         stream = self._rest + chunk
-        if stream.startswith(b"data: {") and len(stream) <= EVENT_MAX_BYTES and b"\r" not in stream:
+        if stream.startswith(b"data: {") and len(stream) <= EVENT_MAX_BYTES and _CR not in stream:
             if (end := stream.rfind(b"\n\n")) < 0:
                 self._rest = stream
                 return []
@@ -96,7 +98,7 @@ class Splitter:
     def take_event(self) -> bytes:
         """Remove and return the first event; empty if none is complete."""
         end = self._rest.find(b"\n\n") + 2
-        if b"\r" in self._rest:
+        if _CR in self._rest:
             blank = _BLANK.search(self._rest)
             end = blank.end() if blank else 0
         elif end < 2:
@@ -121,7 +123,7 @@ class Splitter:
 
 def data_of(event: bytes) -> bytes:
     """Return the data of an event; empty if it has none, like a comment."""
-    if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2 and b"\r" not in event:
+    if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2 and _CR not in event:
         return event[6:-2]  # the engine's format: one line
     lines = [line[5:] for line in event.splitlines() if line.startswith(b"data:")]
     return b"\n".join(line.removeprefix(b" ") for line in lines)
@@ -162,6 +164,7 @@ _TO_END: Final = -2
 _SIZE: Final = 0
 _END: Final = 1
 _TRAILER: Final = 2
+_PLAIN_SIZE: Final = re.compile(rb"[0-9A-Fa-f]{1,15}")
 _CHUNK_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;.*)?")
 
 
@@ -193,12 +196,6 @@ class Response:
             if not self.status:
                 return b""
         if self._framing == _CHUNKED:
-            end = data.find(b"\r\n", 0, _WITH_END_BYTES)
-            if end > 0 and not (self._expects or self._left_bytes or self._rest):
-                left = _chunk_bytes(data[:end])
-                # A token nearly always comes as a whole chunk.
-                if left and end + left + 4 == len(data) and data.endswith(b"\r\n"):
-                    return data[end + 2 : -2]
             return self._take_chunks(data)
         if self._framing == _TO_END:
             return data
@@ -206,6 +203,17 @@ class Response:
         self._left_bytes -= len(body)
         self.is_over = not self._left_bytes
         return body
+
+    def whole_chunk(self, data: bytes) -> bytes:
+        """Return the content of the next bytes if they are one chunk without extensions.
+
+        A token nearly always comes so. Otherwise returns nothing and has done nothing.
+        """
+        if self._framing == _CHUNKED and not (self._expects or self._left_bytes or self._rest):
+            parts = data.split(b"\r\n", 3)
+            if len(parts) == 3 and not parts[2] and len(parts[1]) == _plain_size(parts[0]):
+                return parts[1]
+        return b""
 
     def end(self) -> bool:
         """Note the end of the connection; return whether the response is complete."""
@@ -277,6 +285,12 @@ class Response:
         if self._spent_bytes > _HEAD_MAX_BYTES:
             raise InvalidResponse(f"its trailer is larger than {_HEAD_MAX_BYTES} bytes")
         self.is_over = not line
+
+
+@lru_cache(maxsize=512)
+def _plain_size(line: bytes) -> int:
+    """Return the size that a chunk's line tells if it has no extension; otherwise -1."""
+    return int(line, 16) if _PLAIN_SIZE.fullmatch(line) else -1
 
 
 @lru_cache(maxsize=64)

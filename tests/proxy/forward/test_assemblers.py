@@ -4,9 +4,10 @@ import json
 import tracemalloc
 from typing import Any
 
+import orjson
 import pytest
 
-from proxy.forward.assemblers import CompletedResponse
+from proxy.forward.assemblers import ChatAssembler, CompletedResponse
 from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.upstream import Timings
 
@@ -142,6 +143,66 @@ def test_a_long_stream_is_read_in_batches() -> None:
     completed.feed(event({"choices": part(delta={}, finish_reason="stop")}))
     completion = completed.close(b"")
     assert completion.reply == {"role": "assistant", "content": "x" * 100_000}
+
+
+def engine_event(text: str, name: str = "content", created: int = 1, **members: Any) -> bytes:
+    """An event as llama-server writes it."""
+    choice = {"finish_reason": None, "index": 0, "delta": {name: text}}
+    piece = {"choices": [choice], "created": created, "id": "a", "object": "chunk", **members}
+    return b"data: " + orjson.dumps(piece) + b"\n\n"
+
+
+def chat_message(*events: bytes) -> Any:
+    """What is read of a stream whose first event has been read, and of which the others follow."""
+    completed = CompletedResponse(EndpointKind.CHAT, is_stream=True)
+    first, *others = events
+    completed.feed(b":" * 4096 + b"\n\n" + first)  # more than a batch
+    for chunk in others:
+        completed.feed(chunk)
+    completed.feed(event({"choices": part(delta={}, finish_reason="stop")}))
+    return completed.close(b"").reply
+
+
+TEXTS = ("a", "", '"}}],"', "\\", "\n\n", "data: ", "é", "\U0001f600", "\x7f", "end")
+
+
+@pytest.mark.parametrize("name", ["content", "reasoning_content"])
+def test_events_that_differ_in_their_text_are_read_together(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    added: list[str] = []
+    add_text = ChatAssembler.add_text
+
+    def add(assembler: ChatAssembler, name: str, text: str, tokens: int) -> None:
+        added.append(text)
+        add_text(assembler, name, text, tokens)
+
+    monkeypatch.setattr(ChatAssembler, "add_text", add)
+    long = "x" * 4096  # fills a batch
+    message = chat_message(*[engine_event(text, name) for text in ("(", *TEXTS, long, ")")])
+    text = "".join(["(", *TEXTS, long, ")"])
+    assert message == {"role": "assistant", "content": "", name: text}
+    assert added == ["".join([*TEXTS, long])]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        engine_event("b", created=2),
+        engine_event("b", "reasoning_content"),
+        engine_event("b", timings=SAID),
+        b":\n\n" + engine_event("b"),
+        engine_event("b")[:30],
+        engine_event("b").replace(b'{"content":"b"}', b'{"content":"b","reasoning_content":"c"}'),
+        event({"choices": part(delta={"content": "b"})}),
+        event({"choices": [{**part(delta={"content": "b"})[0], "index": 1}]}),
+    ],
+)
+def test_events_of_other_forms_are_read_one_by_one(other: bytes) -> None:
+    rest = engine_event("b")[30:] if not other.endswith(b"\n\n") else b""
+    chunks = [engine_event("a"), engine_event("x" * 4096), other, rest, engine_event("y" * 4096)]
+    slow = chat_message(*[chunk.replace(b'"choices":', b'"choices": ') for chunk in chunks])
+    assert chat_message(*chunks) == slow
 
 
 @pytest.mark.parametrize(

@@ -201,9 +201,10 @@ async def test_what_comes_while_it_is_waited_for_is_taken_in_the_same_step(bench
     async with bench.ask() as response:
         taken: list[bytes] = []
 
-        def take(piece: bytes) -> bool:
+        def take(piece: bytes, chunk: bytes) -> bool:
             if piece == b"no room":
                 return False
+            assert chunk == b"%x\r\n%b\r\n" % (len(piece), piece)
             taken.append(piece)
             said.put_nowait({b"one": b"two", b"two": b"no room"}.get(piece, b"last"))
             return True
@@ -391,7 +392,8 @@ async def test_silence_within_the_answer(bench: Bench) -> None:
 def test_what_is_taken_at_once_ends_a_silence_too() -> None:
     taken: list[bytes] = []
 
-    def take(piece: bytes) -> bool:
+    def take(piece: bytes, chunk: bytes) -> bool:
+        assert not chunk  # a body that ends with the connection
         taken.append(piece)
         return True
 

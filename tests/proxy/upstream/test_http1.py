@@ -16,7 +16,7 @@ COUNTED = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n"
 def read(*pieces: bytes, method: str = "POST") -> tuple[Response, bytes]:
     """Return a response after these bytes and then the end of the connection, and its body."""
     response = Response(method)
-    body = b"".join(response.feed(piece) for piece in pieces)
+    body = b"".join(response.whole_chunk(piece) or response.feed(piece) for piece in pieces)
     response.end()
     return response, body
 
@@ -39,6 +39,29 @@ def test_a_chunked_body_is_the_same_however_it_was_cut(
     pieces = [whole[start:end] for start, end in pairwise(edges)]
     response, body = read(*pieces)
     assert (response.status, response.is_over, body) == (200, True, b"".join(contents))
+
+
+@pytest.mark.parametrize(
+    ("before", "data", "content"),
+    [
+        (CHUNKED, b"2\r\nok\r\n", b"ok"),
+        (CHUNKED + b"1\r\na\r\n", b"0A\r\n0123456789\r\n", b"0123456789"),
+        (CHUNKED, b"2;a=b\r\nok\r\n", b""),
+        (CHUNKED, b"2\r\nok\r\n2\r\nok\r\n", b""),
+        (CHUNKED, b"4\r\no\r\nk\r\n", b""),
+        (CHUNKED, b"2\r\nok", b""),
+        (CHUNKED, b"0\r\n\r\n", b""),
+        (CHUNKED + b"b\r\n", b"2\r\nok\r\n", b""),
+        (CHUNKED + b"1\r\na", b"\r\n2\r\nok\r\n", b""),
+        (COUNTED % 7, b"2\r\nok\r\n", b""),
+    ],
+)
+def test_one_whole_chunk_is_told_from_other_bytes(
+    before: bytes, data: bytes, content: bytes
+) -> None:
+    response = Response("POST")
+    response.feed(before)
+    assert response.whole_chunk(data) == content
 
 
 @given(content=st.binary(max_size=40), extra=st.binary(max_size=9), size=st.integers(1, 9))
