@@ -358,6 +358,9 @@ class ProxySettings(SettingsTable):
     ahead_share: float = Field(0.2, ge=0, le=1)
     """share of its time that an idle engine may compute the next turns of conversations before they
     come; 0: never"""
+    slot_hold_max_s: float = Field(20, ge=0, le=300)
+    """longest time, in seconds, for which the slot of a conversation that has called tools is held
+    for its next turn while other requests wait; 0: never"""
     prefix_index_max_blocks: int = Field(200_000, ge=1, le=100_000_000)
     """blocks of prompts in the prefix index"""
     api_keys_file: ExpandedPath | None = None

@@ -321,6 +321,15 @@ def answer_parts(reply: Mapping[str, Any]) -> list[Part]:
     return message_parts({"role": "assistant", **reply})
 
 
+def called_tools(reply: Mapping[str, Any]) -> list[str]:
+    """Return the names of the tools that an answer calls, in the form of any API."""
+    functions = [call.get("function") or {} for call in reply.get("tool_calls") or ()]
+    content = reply.get("content")
+    items = content if isinstance(content, list) else ()
+    functions += [item for item in items if item.get("type") in _CALLS]
+    return [str(function.get("name")) for function in functions]
+
+
 def message_parts(message: object) -> list[Part]:
     if not isinstance(message, dict):
         return []

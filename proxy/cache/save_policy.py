@@ -1,6 +1,7 @@
 """Saving slots to files and restoring them: the storage, its counters, and whether a save pays.
 
-Also whether it pays to compute a conversation's next turn before it comes.
+Also whether it pays to compute a conversation's next turn before it comes, and to hold its slot
+until then.
 
 A save pays if recomputing the prompt takes longer than the engine's pause for the save, which its
 request and each stream that decodes there wait for. The prompt counts by the probability that its
@@ -25,8 +26,9 @@ recognised after a few of them.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
@@ -254,6 +256,54 @@ def _share(returned: float, gone: float, prior: float) -> float:
     return (returned + _PRIOR_SAMPLES * prior) / (returned + gone + _PRIOR_SAMPLES)
 
 
+# Ends of the intervals in which a client returns with the results of tools: 0.2 to 58 s.
+PAUSE_ENDS_S: Final = tuple(0.2 * 1.5**step for step in range(15))
+# Assumed before the first return: four of five return, half of these within this time.
+_PAUSE_RETURNED: Final = 0.8
+_PAUSE_S: Final = 2.0
+# The weight of what is assumed, or known of a client's other tools, in returns.
+_PAUSE_SAMPLES: Final = 2.0
+# Older returns count less: about the latest thirty count.
+_PAUSE_KEPT: Final = 0.97
+_PAUSES_MAX: Final = 512
+
+
+class ToolPauses:
+    """How long one model's clients take to return with the results of tools.
+
+    Each tool of each client has its own shares of returns by time, which begin as those of all its
+    tools, which begin as those of all clients. Remembers at most 512 of them, by hash.
+    `ReturnRates` instead counts all conversations, and pauses from five seconds on.
+    """
+
+    def __init__(self) -> None:
+        self._counts: OrderedDict[int, list[float]] = OrderedDict()
+
+    def note(self, client: str, tools: Sequence[str], pause_s: float) -> None:
+        at = bisect_left(PAUSE_ENDS_S, pause_s)  # the last interval: as good as never
+        for key in _pause_keys(client, tools):
+            counts = self._counts.pop(key, None) or [0.0] * (len(PAUSE_ENDS_S) + 1)
+            self._counts[key] = counts = [_PAUSE_KEPT * count for count in counts]
+            counts[at] += 1
+        while len(self._counts) > _PAUSES_MAX:
+            self._counts.popitem(last=False)
+
+    def shares(self, client: str, tools: Sequence[str]) -> list[float]:
+        """Return the probabilities that a client has returned by each of `PAUSE_ENDS_S`."""
+        by_end = [_PAUSE_RETURNED * end_s / (end_s + _PAUSE_S) for end_s in PAUSE_ENDS_S]
+        for key in _pause_keys(client, tools):
+            if counts := self._counts.get(key):
+                weight, returned = sum(counts) + _PAUSE_SAMPLES, 0.0
+                for at, assumed in enumerate(by_end):
+                    returned += counts[at]
+                    by_end[at] = (returned + _PAUSE_SAMPLES * assumed) / weight
+        return by_end
+
+
+def _pause_keys(client: str, tools: Sequence[str]) -> tuple[int, int, int]:
+    return hash(()), hash((client,)), hash((client, *sorted(set(tools))))
+
+
 # Assumed loss before the first return, and its minimum, because a process may end.
 _LOSS: Final = 0.5
 _LEAST_LOSS: Final = 0.05
@@ -268,6 +318,7 @@ class SlotFileMeasures:
         self.saves = TransferRates()
         self.restores = TransferRates()
         self.returns = ReturnRates()
+        self.tool_pauses = ToolPauses()
         self._loss = _LOSS
         self._use = 1.0
 
@@ -398,6 +449,58 @@ def pays_to_compute_ahead(case: NextTurnCase) -> bool:
     lost = case.tokens - (1 - case.loss_p) * case.found_tokens
     gained = case.return_p * (1 - case.kept_p) * lost
     return lost >= _WORTH_TOKENS and gained * _AHEAD_COST_MAX >= case.tokens - case.found_tokens
+
+
+# A turn that waits for a slot again counts by at most this multiple of what it has to compute:
+# where nothing is lost, an idle slot only changes the order of requests.
+_AGAIN_MAX: Final = 4.0
+
+
+def handover_s(lost_s: float, slots: int, wait_s: float) -> float:
+    """Return what it costs if a slot is handed over and its conversation returns, in slot seconds.
+
+    Args:
+        lost_s: The time to compute or restore the conversation.
+        slots: Slots of the engine in use, with this one: it computes one prompt after the other.
+        wait_s: How long the conversation would wait for a slot.
+    """
+    return slots * lost_s + min(wait_s, _AGAIN_MAX * lost_s)
+
+
+def hold_s(shares: Sequence[float], idle_s: float, limit_s: float, cost_s: float) -> float:
+    """Return how long to hold a slot from now while requests wait; 0: to hand it over gains more.
+
+    A hold until a time gains `cost_s` if the conversation returns by then, and costs the time until
+    it returns, or until then. Both delay the waiting requests alike. The best end is taken.
+
+    Args:
+        shares: Of returns by each of `PAUSE_ENDS_S`, see `ToolPauses`.
+        idle_s: Since the answer that called the tools.
+        limit_s: The longest hold, from that answer.
+        cost_s: What handing over costs, see `handover_s`.
+    """
+    held_s = gained_s = lost_s = 0.0
+    at_s, now = idle_s, _returned(shares, idle_s)
+    ends_s = [end_s for end_s in PAUSE_ENDS_S if idle_s < end_s < limit_s]
+    before = now
+    for end_s in (*ends_s, limit_s) if limit_s > idle_s and now < 1 else ():
+        returned = _returned(shares, end_s)
+        lost_s += (end_s - at_s) * (1 - (before + returned) / 2)
+        gain_s = (returned - now) * cost_s - lost_s
+        if gain_s > gained_s:
+            held_s, gained_s = end_s - idle_s, gain_s
+        at_s, before = end_s, returned
+    return held_s
+
+
+def _returned(shares: Sequence[float], by_s: float) -> float:
+    """Return the share of returns by a time; between two ends it grows evenly."""
+    at = bisect_left(PAUSE_ENDS_S, by_s)
+    if at == len(PAUSE_ENDS_S):
+        return shares[-1]
+    begin_s, before = (PAUSE_ENDS_S[at - 1], shares[at - 1]) if at else (0.0, 0.0)
+    within = (by_s - begin_s) / (PAUSE_ENDS_S[at] - begin_s)
+    return before + within * (shares[at] - before)
 
 
 class IdleBudget:

@@ -261,6 +261,8 @@ class SlotMap:
     ) -> None:
         self.owners = SlotOwners(is_new=is_empty)
         self.host_cache = host_cache
+        # Conversations whose next turn is expected soon: others take their slots last.
+        self._kept: set[Conversation] = set()
         self.uses = 0  # Changes when a slot is given to a request, used or freed.
         self._slots = [Slot(number) for number in range(slots)]
         self._is_shared = is_shared
@@ -333,7 +335,25 @@ class SlotMap:
                 slot.holder, slot.is_aimed = holder, True
                 self.uses += 1
                 return slot
+        if idle and self._kept:
+            idle.sort(key=self._is_kept)
         return self._give(idle[0], holder) if idle else None
+
+    def keep(self, conversation: Conversation) -> None:
+        """Note that a conversation's next turn is expected soon, so others take its slot last."""
+        self._kept.add(conversation)
+
+    def end_keep(self, conversation: Conversation) -> None:
+        self._kept.discard(conversation)
+
+    def is_kept_before(self, slot: Slot) -> bool:
+        """Return whether the engine would take a kept slot before this one."""
+        return bool(self._kept) and any(
+            self._is_kept(other) and other.freed_tick < slot.freed_tick for other in self.idle
+        )
+
+    def _is_kept(self, slot: Slot) -> bool:
+        return slot.conversation in self._kept
 
     def note_task(self) -> None:
         """Note that the engine may have given any idle slot to a task without a lease."""
@@ -349,7 +369,8 @@ class SlotMap:
     def reserve_lru(self, slot: Slot) -> Slot:
         """Give a new conversation the least recently used confirmed slot, if there is one."""
         holder = self._take_back(slot)
-        return self._give(next((idle for idle in self.idle if idle.is_confirmed), slot), holder)
+        idle = sorted(self.idle, key=self._is_kept)
+        return self._give(next((other for other in idle if other.is_confirmed), slot), holder)
 
     def _give(self, slot: Slot, holder: object) -> Slot:
         slot.holder, slot.previous, slot.content = holder, slot.content, EMPTY

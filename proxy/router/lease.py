@@ -407,6 +407,8 @@ class Lease(InFlightRequest):
     beginning_saved_at_s: float | None = None  # When the engine had written them to a file.
     # For how long it waited for another request that computed its beginning.
     beginning_wait_s: float = 0.0
+    held_s: float = 0.0  # For how long its slot was held for it while other requests waited.
+    hold_wait_s: float = 0.0  # For how long it waited although a slot was free: it was held.
     reported: Timings | None = None  # Sum of the complete responses to it.
     is_reported: bool = True  # Nothing was sent since the last of those responses.
     is_taken: bool = field(init=False)  # Its slots are in use, and their use was not reported yet.

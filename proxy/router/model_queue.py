@@ -80,6 +80,7 @@ class ModelQueue:
             self._queue, instances, prefix_index, clock, self.assign_slots
         )
         self.times = self._assignment.times
+        self.holds = self._assignment.holds
         # Those of the instance that responded last; they outlive it.
         self.rates: Rates | None = None
         self._granted: dict[Lease, QueuedRequest] = {}
@@ -229,6 +230,7 @@ class ModelQueue:
 
     def note_withdrawal(self, instance: RoutingTarget) -> None:
         """Put requests that were granted a slot of a withdrawn instance back into the queue."""
+        self.holds.forget(instance)
         for lease in tuple(instance.leases):
             if queued := self._granted.pop(lease, None):
                 for slot_lease in lease.slots:

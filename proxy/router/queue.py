@@ -9,7 +9,7 @@
    waiting client is served once, so newcomers do not delay clients that waited before them.
 3. Within a priority, one client's requests keep their order.
 
-A request may be held back although a slot is free, for four reasons.
+A request may be held back although a slot is free, for five reasons.
 
 - An instance that prefers pure decode computes one prompt after the other while sequences decode,
   the shortest first. An engine computes prompts in the same passes in which it decodes, so every
@@ -25,6 +25,7 @@ A request may be held back although a slot is free, for four reasons.
 - A batch fills every idle slot, so each interactive request would wait for the end of an answer of
   the batch. So for 30 s after an interactive request, batch requests leave one slot free, if
   instances that are not spare have several.
+- The slot is held for the next turn of a conversation that has called tools (`slot_holds`).
 
 Source: start-time fair queueing, Goyal, Vin and Cheng, SIGCOMM 1996.
 """
@@ -49,6 +50,7 @@ from proxy.request.request import Priority, ProxyRequest
 from proxy.router.candidates import Candidates, LeaseTimes
 from proxy.router.lease import FEW_TOKENS, Clock, Lease, RoutingTarget
 from proxy.router.registry import Instances, ModelInstances
+from proxy.router.slot_holds import SlotHolds
 from proxy.settings import ProxySettings
 from proxy.upstream.endpoint_kinds import EndpointKind
 
@@ -56,6 +58,7 @@ _TURNS_BEFORE_BATCH: Final = 8
 _OVERDUE: Final = 0.5
 # Clients remembered beyond those in the queue, until their tags are dropped as useless.
 _CLIENTS_MAX: Final = 256
+_NONE: Final[Mapping[str, float]] = MappingProxyType({})
 
 
 @dataclass(slots=True, eq=False)
@@ -76,6 +79,10 @@ class QueuedRequest:
     looks_again_at_s: float = 0.0  # Time at which it chooses again in any case.
     # Since when it waits for a request that computes its beginning; None: it never did.
     beginning_since_s: float | None = None
+    # Instances whose free slots were held for others when it chose last, and since when it waits
+    # for such slots; None: it never did.
+    withheld: Collection[str] = ()
+    held_since_s: float | None = None
     _wake: asyncio.Event | None = field(default=None, init=False)
 
     @property
@@ -315,7 +322,6 @@ _LEFT_S: Final = 30.0
 _FEW_WAIT: Final = 16
 _FEW_INSTANCES: Final = 16
 _LOOKS_AGAIN_S: Final = 0.25
-_NONE: Final[Mapping[str, float]] = MappingProxyType({})
 
 
 class SlotAssignment:
@@ -344,6 +350,7 @@ class SlotAssignment:
         self.instances = instances
         self.prefix_index = prefix_index
         self.clock = clock
+        self.holds = SlotHolds(queue.model, prefix_index, queue.settings, clock, self.times)
         self._on_first_token = on_first_token
         self._beginnings = BeginningUse()
         self._turn = 0.0  # of the last instance that got a request, before it did
@@ -393,13 +400,13 @@ class SlotAssignment:
                 continue
             # For each decision, because the caches change while a request waits.
             hint = self.prefix_index.look_up(queued.request.prompt, queued.session)
-            may_hold = of_model.with_files or of_model.pure
+            may_hold = of_model.with_files or of_model.pure or self.holds.active
             held = self._held_instances(queued, of_model, left, hint, now_s) if may_hold else left
             if len(instances) == 1 and candidates is None and instances[0].can_take(queued.request):
                 if not held:  # most models have one instance
                     self._lease(queued, instances[0], hint, now_s)
                     return queued
-                self._recheck_after(None, held)
+                self._wait_again(queued, None, held, now_s)
                 continue
             candidates = candidates or self._candidates(of_model)
             waited_s = now_s - queued.joined_at_s
@@ -412,7 +419,7 @@ class SlotAssignment:
                 lease.beginning_blocks = self._beginning_to_save(lease, of_model)
                 self._count_turn(chosen, of_model.sets.weight(chosen))
                 return queued
-            self._recheck_after(moves_in_s, held)
+            self._wait_again(queued, moves_in_s, held, now_s)
             queued.awaited = of_model.sets.get(hint.owner)
             queued.looks_again_at_s = now_s + min(moves_in_s or 0.0, _LOOKS_AGAIN_S)
         return None
@@ -460,12 +467,17 @@ class SlotAssignment:
     ) -> Mapping[str, float]:
         """Return the instances that a request may not take now, and how long.
 
-        It must leave them, another prompt comes first, or they compute its beginning.
+        It must leave them, their slots are held for others, another prompt comes first, or they
+        compute its beginning.
         """
-        prompt, pure = queued.request.prompt, of_model.pure
-        if prompt is None or self.queue.is_full(queued.request.priority):
+        request, pure, held = queued.request, of_model.pure, dict(left)
+        if self.queue.is_full(request.priority):
             return left
-        held = dict(left)
+        if self.holds.active:
+            withheld = self.holds.withheld(request, hint, queued.held_since_s, now_s)
+            queued.withheld, held = withheld, held | withheld
+        if (prompt := request.prompt) is None:
+            return held
         for instance in of_model.with_files:
             if instance.leases and (wait_s := self._alike_wait_s(instance, prompt, now_s)) > 0:
                 held[instance.upstream.name] = wait_s
@@ -583,9 +595,20 @@ class SlotAssignment:
         is_worth = is_worth_saving(case, self.queue.settings.slot_save_pause_max_ms / 1000)
         return blocks if missing >= BEGINNING_BLOCKS_MIN and is_worth else 0
 
-    def _recheck_after(self, moves_in_s: float | None, held: Mapping[str, float]) -> None:
+    def _wait_again(
+        self,
+        queued: QueuedRequest,
+        moves_in_s: float | None,
+        held: Mapping[str, float],
+        now_s: float,
+    ) -> None:
+        """Note that a request takes no slot now, although one is free."""
         moves_in_s = math.inf if moves_in_s is None else moves_in_s
         self.recheck_in_s = min(self.recheck_in_s, moves_in_s, *held.values())
+        if queued.withheld:
+            self.holds.note_withheld(queued.withheld, now_s)
+            if queued.held_since_s is None:
+                queued.held_since_s = now_s
 
     def _candidates(self, of_model: ModelInstances) -> Candidates:
         owners, policy = self.prefix_index.owners(self.queue.model), self.queue.settings.policy
@@ -613,6 +636,10 @@ class SlotAssignment:
                 for _ in range(instance.slots_needed(request) - 1)
             )
         instance.hold(lease.slots)
+        if self.holds.expected:
+            self.holds.note_lease(lease, queued.joined_at_s)
+        if queued.held_since_s is not None:
+            lease.hold_wait_s = now_s - queued.held_since_s
         lease.sequences = len(instance.leases)
         queued.lease = lease
         return lease

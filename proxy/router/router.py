@@ -21,7 +21,7 @@ from typing import Any, Final
 from proxy.cache.fingerprint import ConversationFingerprint, RestoredSlot, SlotFile
 from proxy.cache.index import PrefixIndex
 from proxy.cache.miss_cause import client_hash
-from proxy.cache.prompt import Prompt
+from proxy.cache.prompt import Prompt, called_tools
 from proxy.cache.save_policy import CountedStorage, SlotFileStorage
 from proxy.cache.slot_map import Slot
 from proxy.errors import (
@@ -522,6 +522,8 @@ class Router:
             slot_map.set_conversation(slot, lease.conversation, held, prompt.blocks)
             if lease.upstream.cache_key:
                 self._saver.note_turn(lease, timings)
+            if reply and (tools := called_tools(reply)) and lease.request.slots == 1:
+                self.queues[lease.request.model].holds.begin(lease, held, tools)
             if reply and (ahead := self.next_turns.note_turn(lease, timings, reply)):
                 lease.finding = lease.finding and lease.finding._replace(ahead=ahead)
 

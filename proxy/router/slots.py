@@ -156,6 +156,8 @@ class SlotSelector:
         if has_cache and slot.verifies_restore(request.prompt):
             lease.restored_tokens = slot.content.tokens
         if lease.id_slot is None:
+            if slot.is_confirmed and slot_map.is_kept_before(slot):
+                await self._refresh(lease, slot_map.mark_refreshed(slot))
             await self._keep_paused(lease, slot_map)
         slot_map.mark_sent(
             slot,

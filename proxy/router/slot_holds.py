@@ -1,0 +1,236 @@
+"""Holds the slot of a conversation that has called tools, until its next turn comes.
+
+An agent's next turn comes in 0.3 to 30 s. If a waiting request took the slot meanwhile, the history
+would be computed or restored again, and the engine's other slots would wait for that. So a slot is
+held as long as that costs more than the idle slot (`hold_s`, by the client's and tool's own times).
+A hold is no lease: a request finds a free slot that it may not take yet. It has no effect while
+nobody waits, or while other slots are free, but for one: new conversations take other idle slots
+first.
+
+A hold ends when the turn comes (`kept`), when its time is over (`expired`), when a waiting request
+has waited long enough or has a higher priority (`yielded`), or when its instance leaves service or
+the turn goes to another one (`ended`).
+
+No request starves: it waits for held slots four times as long as its own answer takes, then it
+gets the one that costs least to hand over. Several such requests take turns, so that handing over
+takes a small part of the time. A turn that finds its slot held counts for its client in the fair
+queue as any other, so once its slot is handed over, the clients that waited come first.
+
+A client that leaves during its answer has no hold. A closed connection after it says nothing: many
+clients open one for each request.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Sequence
+from typing import Final, Literal
+
+from proxy.cache.holders import Conversation
+from proxy.cache.index import CacheHint, PrefixIndex
+from proxy.cache.save_policy import PAUSE_ENDS_S, handover_s, hold_s
+from proxy.request.request import ProxyRequest
+from proxy.router.candidates import LeaseTimes
+from proxy.router.lease import Clock, Lease, RoutingTarget
+from proxy.settings import ProxySettings
+
+HoldResult = Literal["kept", "expired", "yielded", "ended"]
+
+# The longest wait for held slots, as a multiple of the expected time of the own answer.
+_PATIENCE: Final = 4.0
+# But no longer than this share of its own timeout.
+_TIMEOUT_SHARE: Final = 0.5
+_CALLED_MAX: Final = 512
+
+
+class SlotHold:
+    """The slot of a conversation whose next turn is expected.
+
+    Attributes:
+        client: Whose conversation it is; with `priority` as its request.
+        tools: Names of the tools that its answer called.
+        tokens: In its slot.
+        ended_at_s: When that answer ended.
+        shares: See `ToolPauses.shares`.
+        since_s: Since when a request waits for its slot; None: the hold has no effect.
+    """
+
+    def __init__(
+        self, lease: Lease, conversation: Conversation, tools: Sequence[str], tokens: int
+    ) -> None:
+        self.conversation: Final = conversation
+        self.instance: Final = lease.instance
+        self.client: Final = lease.request.client
+        self.priority: Final = lease.request.priority
+        self.tools: Final = tools
+        self.tokens: Final = tokens
+        self.ended_at_s: Final = lease.clock()
+        self.shares: Sequence[float] = ()
+        self.is_over = False
+        self.since_s: float | None = None
+
+
+class SlotHolds:
+    """The holds of one model.
+
+    Attributes:
+        expected: Conversations whose next turn is expected, the latest last; holds may be over.
+        active: By instance; empty if there are none.
+        counts: Holds that made a request wait, by how they ended.
+        held_s: Their time.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        prefix_index: PrefixIndex,
+        settings: ProxySettings,
+        clock: Clock,
+        times: LeaseTimes,
+    ) -> None:
+        self.active: dict[RoutingTarget, list[SlotHold]] = {}
+        self.counts: Counter[HoldResult] = Counter()
+        self.held_s = 0.0
+        self._prefix_index = prefix_index
+        self._measures = prefix_index.measures[model]
+        self._max_s = settings.slot_hold_max_s
+        self._clock = clock
+        self._times = times
+        self.expected: OrderedDict[Conversation, SlotHold] = OrderedDict()
+        self._yielded_at_s = -math.inf
+
+    def begin(self, lease: Lease, tokens: int, tools: Sequence[str]) -> None:
+        """Hold the slot of a lease whose answer has called tools; its slot has `tokens` tokens."""
+        conversation, now_s = lease.conversation, self._clock()
+        while self.expected:
+            oldest = next(iter(self.expected.values()))
+            if oldest.ended_at_s > now_s - PAUSE_ENDS_S[-1] and len(self.expected) < _CALLED_MAX:
+                break
+            self._note_return(oldest, math.inf)
+        if conversation is None or lease.slot is None or not self._max_s:
+            return
+        self.expected[conversation] = hold = SlotHold(lease, conversation, tools, tokens)
+        hold.shares = self._measures.tool_pauses.shares(hold.client, tools)
+        self.active.setdefault(lease.instance, []).append(hold)
+        self._prefix_index.slot_maps[lease.upstream.name].keep(conversation)
+
+    def withheld(
+        self, request: ProxyRequest, hint: CacheHint, since_s: float | None, now_s: float
+    ) -> dict[str, float]:
+        """Return the instances whose free slots are held for others, with the time left of each.
+
+        `since_s` is the time since which the request waits for held slots, None if it does not yet.
+        """
+        found: dict[str, float] = {}
+        cheapest: SlotHold | None = None
+        for instance in tuple(self.active):
+            spare = instance.free - instance.slots_needed(request)
+            kept = self._kept(instance, request, hint, now_s) if spare >= 0 else ()
+            if len(kept) <= spare:
+                continue
+            patience_s = self._patience_s(request, hint, instance)
+            patience_s -= now_s - max(now_s if since_s is None else since_s, self._yielded_at_s)
+            found[instance.upstream.name] = min(patience_s, *(left_s for left_s, _ in kept))
+            for _, hold in kept:
+                if patience_s <= 0 and (
+                    cheapest is None or self._cost_s(hold) < self._cost_s(cheapest)
+                ):
+                    cheapest = hold
+        if cheapest:
+            self._yielded_at_s = now_s
+            self._end(cheapest, "yielded")
+            return self.withheld(request, hint, since_s, now_s)
+        return found
+
+    def note_withheld(self, names: Collection[str], now_s: float) -> None:
+        """Note that a request waits because these instances' slots are held."""
+        for instance, holds in self.active.items():
+            for hold in holds if instance.upstream.name in names else ():
+                if hold.since_s is None:
+                    hold.since_s = now_s
+
+    def note_lease(self, lease: Lease, joined_at_s: float) -> None:
+        """Note that a request has got a slot; it joined the queue at `joined_at_s`."""
+        if lease.conversation and (hold := self.expected.get(lease.conversation)):
+            is_kept = hold.instance is lease.instance
+            if is_kept and not hold.is_over and hold.since_s is not None:
+                lease.held_s = lease.began_at_s - hold.since_s
+            self._note_return(hold, joined_at_s - hold.ended_at_s, "kept" if is_kept else "ended")
+        holds = self.active.get(lease.instance, ())
+        too_many = max(0, len(holds) - lease.instance.free)
+        for hold in sorted(holds, key=self._cost_s)[:too_many]:
+            self._end(hold, "yielded")
+
+    def forget(self, instance: RoutingTarget) -> None:
+        """End the holds of an instance that leaves service."""
+        for hold in tuple(self.active.get(instance, ())):
+            self._end(hold, "ended")
+
+    def slots(self, instance: RoutingTarget) -> dict[int, float]:
+        """Return the slots of an instance that are held while a request waits: seconds left."""
+        if instance not in self.active:
+            return {}
+        slot_map, now_s = self._prefix_index.slot_maps[instance.upstream.name], self._clock()
+        shown = (hold for hold in self.active[instance] if hold.since_s is not None)
+        found = ((slot_map.find(hold.conversation), self._left_s(hold, now_s)) for hold in shown)
+        return {slot.id_slot: left_s for slot, left_s in found if slot}
+
+    def _kept(
+        self, instance: RoutingTarget, request: ProxyRequest, hint: CacheHint, now_s: float
+    ) -> list[tuple[float, SlotHold]]:
+        """Return the holds of an instance that a request respects, each with its time left."""
+        kept = []
+        for hold in tuple(self.active[instance]):
+            left_s = self._left_s(hold, now_s)
+            is_urgent = (hold.priority, request.priority) == ("batch", "interactive")
+            if left_s <= 0:
+                self._end(hold, "expired")
+            elif hold.conversation is not hint.conversation and not is_urgent:
+                kept.append((left_s, hold))
+        return kept
+
+    def _left_s(self, hold: SlotHold, now_s: float) -> float:
+        return hold_s(hold.shares, now_s - hold.ended_at_s, self._max_s, self._cost_s(hold))
+
+    def _cost_s(self, hold: SlotHold) -> float:
+        """Return what handing over costs, in seconds of slots."""
+        instance, upstream = hold.instance, hold.instance.upstream
+        slot_map = self._prefix_index.slot_maps[upstream.name]
+        slot, host_cache = slot_map.find(hold.conversation), slot_map.host_cache
+        if slot is None:
+            return 0.0
+        lost_s, absent_p = hold.tokens / instance.rates.prefill_tps, 1.0
+        if host_cache and host_cache.is_trusted:
+            absent_p = host_cache.absence_probability(hold.tokens)
+        if upstream.cache_key:
+            size_bytes = hold.tokens * upstream.token_bytes + upstream.state_bytes
+            save_s = 0 if slot.content.is_saved else self._measures.saves.duration_s(size_bytes)
+            lost_s = min(lost_s, save_s + self._measures.restores.duration_s(size_bytes))
+        return handover_s(absent_p * lost_s, 1 + len(instance.leases), self._times.held_s)
+
+    def _patience_s(self, request: ProxyRequest, hint: CacheHint, instance: RoutingTarget) -> float:
+        """Return how long a request waits for held slots."""
+        prompt = request.prompt
+        tokens = prompt.tokens - hint.cached_tokens(instance.bit) if prompt else 0
+        own_s = max(0, tokens) / instance.rates.prefill_tps + self._times.decode_s
+        return min(_PATIENCE * own_s, _TIMEOUT_SHARE * request.queue_timeout_s)
+
+    def _note_return(self, hold: SlotHold, pause_s: float, result: HoldResult = "expired") -> None:
+        self._measures.tool_pauses.note(hold.client, hold.tools, pause_s)
+        del self.expected[hold.conversation]
+        self._end(hold, result)
+
+    def _end(self, hold: SlotHold, result: HoldResult) -> None:
+        if hold.is_over:
+            return
+        hold.is_over = True
+        holds = self.active[hold.instance]
+        holds.remove(hold)
+        if not holds:
+            del self.active[hold.instance]
+        if slot_map := self._prefix_index.slot_maps.get(hold.instance.upstream.name):
+            slot_map.end_keep(hold.conversation)
+        if hold.since_s is not None:
+            self.counts[result] += 1
+            self.held_s += self._clock() - hold.since_s

@@ -1,0 +1,375 @@
+"""The slot of an agent that has called tools is held for its next turn, as long as that pays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
+from statistics import mean
+from typing import Any
+
+import pytest
+from support.agents import AgentsCase, AgentsOutcome, simulate
+from support.requests import ask, upstream
+from support.virtual_time import run_in_virtual_time
+
+from proxy.cache.prompt import called_tools
+from proxy.cache.save_policy import PAUSE_ENDS_S, ToolPauses, handover_s, hold_s
+from proxy.errors import QueueFull
+from proxy.request.request import Priority
+from proxy.router import slots
+from proxy.router.lease import Completion, Lease
+from proxy.router.router import Router
+from proxy.router.slot_holds import HoldResult
+from proxy.settings import ProxySettings
+from proxy.upstream.upstream import Timings
+
+CALL = {"function": {"name": "look", "arguments": "{}"}}
+CALLED = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+PLAIN = {"role": "assistant", "content": "done"}
+STORY = "words " * 1000
+# Three of four clients return within a second, the others never.
+SHARES = [0.75 * min(1.0, end_s) for end_s in PAUSE_ENDS_S]
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nothing(*_: object, **__: object) -> tuple[()]:
+        return ()
+
+    monkeypatch.setattr(slots, "get_slots", nothing)
+    monkeypatch.setattr(slots, "refresh_slots", nothing)
+
+
+# The rule.
+
+
+def test_a_slot_is_held_until_most_clients_have_returned() -> None:
+    assert 0.9 < hold_s(SHARES, 0, 20, 2) < 1.1
+
+
+@pytest.mark.parametrize(
+    ("shares", "idle_s", "limit_s", "cost_s"),
+    [
+        pytest.param(SHARES, 0, 20, 0, id="nothing is lost: a cache has all of it"),
+        pytest.param(SHARES, 0, 20, 0.3, id="to compute it takes less time than the idle slot"),
+        pytest.param([0.0] * len(PAUSE_ENDS_S), 0, 20, 2, id="nobody returns"),
+        pytest.param(SHARES, 1.6, 20, 2, id="who returns has returned"),
+        pytest.param(SHARES, 0, 0, 2, id="nothing is to be held"),
+        pytest.param(SHARES, 20, 20, 2, id="the longest hold is over"),
+        pytest.param([1.0] * len(PAUSE_ENDS_S), 60, 300, 2, id="all have returned"),
+        pytest.param(SHARES, 500, 300, 2, id="long ago"),
+    ],
+)
+def test_a_slot_is_handed_over(
+    shares: list[float], idle_s: float, limit_s: float, cost_s: float
+) -> None:
+    assert hold_s(shares, idle_s, limit_s, cost_s) == 0
+
+
+@pytest.mark.parametrize("limit_s", [0.1, 0.5, 1.0, 30.0, 300.0])
+@pytest.mark.parametrize("idle_s", [0.0, 0.05, 0.4, 29.0])
+def test_no_hold_is_longer_than_its_limit(limit_s: float, idle_s: float) -> None:
+    assert 0 <= hold_s(SHARES, idle_s, limit_s, 1e6) <= max(0.0, limit_s - idle_s) + 1e-9
+
+
+def test_handing_over_costs_the_time_of_all_slots_and_the_wait_for_another() -> None:
+    assert handover_s(2, slots=1, wait_s=0) == 2
+    assert handover_s(2, slots=4, wait_s=0) == 8
+    assert handover_s(2, slots=4, wait_s=3) == 11
+    assert handover_s(0, slots=4, wait_s=60) == 0  # nothing is lost: only the order would change
+
+
+def test_each_tool_of_each_client_has_its_own_pauses() -> None:
+    pauses = ToolPauses()
+    for _ in range(20):
+        pauses.note("a", ["look"], 0.5)
+        pauses.note("a", ["test"], 15.0)
+    at = next(at for at, end_s in enumerate(PAUSE_ENDS_S) if end_s >= 1)
+    assert pauses.shares("a", ["look"])[at] > 0.9
+    assert pauses.shares("a", ["test"])[at] < 0.1
+    assert 0.3 < pauses.shares("a", ["unknown"])[at] < 0.7  # as its other tools
+    assert 0.3 < pauses.shares("b", ["look"])[at] < 0.7  # as other clients
+    assert ToolPauses().shares("a", ["look"])[-1] < 1  # some never return
+
+
+def test_pauses_are_remembered_of_a_bounded_number_of_tools() -> None:
+    pauses = ToolPauses()
+    for number in range(2000):
+        pauses.note(f"client-{number}", ["look"], 0.5)
+    assert len(pauses._counts) <= 512
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        CALLED,
+        {"content": [{"type": "text", "text": "so"}, {"type": "tool_use", "name": "look"}]},
+        {"content": [{"type": "reasoning"}, {"type": "function_call", "name": "look"}]},
+    ],
+    ids=["chat", "messages", "responses"],
+)
+def test_calls_are_found_in_the_answers_of_each_api(reply: dict[str, Any]) -> None:
+    assert called_tools(reply) == ["look"]
+    assert called_tools(PLAIN) == []
+
+
+# The router.
+
+
+def router(clients: int = 1, **settings: Any) -> Router:
+    """Return a router of one engine that computes 500 tokens/s, with a slot for each client."""
+    found = Router(ProxySettings(**settings), clock=lambda: asyncio.get_running_loop().time())
+    found.admit(replace(upstream("chat.1", slots=clients), can_name_slots=True))
+    return found
+
+
+class Turns:
+    """The turns of one agent, whose prompt has about 1 500 tokens."""
+
+    def __init__(self, found: Router, priority: Priority = "interactive") -> None:
+        self._router = found
+        self._priority: Priority = priority
+        self._texts = [STORY]
+
+    async def ask(self, reply: dict[str, Any] = CALLED) -> Lease:
+        request = ask(*self._texts, client="agent", priority=self._priority)
+        async with self._router.lease(request) as lease:
+            await asyncio.sleep(1)
+            timings = Timings(0, 1500, 3000.0, 20, 400.0)
+            self._router.finish(lease, Completion(timings, reply))
+        self._texts += [reply["content"], "result"]
+        return lease
+
+    async def learn(self) -> None:
+        """Return twenty times after half a second."""
+        for _ in range(20):
+            await self.ask()
+            await asyncio.sleep(0.5)
+
+
+async def stranger(
+    found: Router, order: list[str], name: str = "stranger", priority: Priority = "interactive"
+) -> Lease:
+    async with found.lease(ask(f"a question of {name}", client=name, priority=priority)) as lease:
+        order.append(name)
+        found.finish(lease, Completion(Timings(0, 10, 20.0, 20, 400.0), PLAIN))
+    return lease
+
+
+def counts(found: Router) -> Mapping[HoldResult, int]:
+    return found.queues["chat"].holds.counts
+
+
+def virtual(main: Coroutine[Any, Any, None]) -> None:
+    run_in_virtual_time(main)
+
+
+def test_the_next_turn_keeps_its_slot_although_a_stranger_waits() -> None:
+    async def main() -> None:
+        found, order = router(), list[str]()
+        agent = Turns(found)
+        await agent.learn()
+        await agent.ask()
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(stranger(found, order))
+            await asyncio.sleep(0.5)
+            assert order == []
+            holds = found.queues["chat"].holds
+            (instance,) = found.registry
+            ((slot, left_s),) = holds.slots(instance).items()
+            assert (slot, left_s > 0) == (0, True)
+            lease = await agent.ask(PLAIN)
+            order.append("agent")
+        assert order == ["agent", "stranger"]
+        assert lease.held_s == pytest.approx(0.5)
+        assert waiting.result().hold_wait_s == pytest.approx(1.5)
+        assert counts(found) == {"kept": 1}
+        assert holds.held_s == pytest.approx(0.5)
+        assert not holds.active
+
+    virtual(main())
+
+
+def test_an_answer_without_a_call_gives_the_slot_away() -> None:
+    async def main() -> None:
+        found, order = router(), list[str]()
+        agent = Turns(found)
+        await agent.learn()
+        await agent.ask(PLAIN)
+        await stranger(found, order)
+        assert counts(found) == {}
+
+    virtual(main())
+
+
+def test_a_hold_ends_when_its_time_is_over() -> None:
+    async def main() -> None:
+        found, order = router(), list[str]()
+        agent = Turns(found)
+        await agent.learn()
+        await agent.ask()
+        lease = await stranger(found, order)
+        assert 0.5 <= lease.hold_wait_s < 5
+        assert counts(found) == {"expired": 1}
+        await asyncio.sleep(20)
+        late = await agent.ask()
+        assert late.held_s == 0
+
+    virtual(main())
+
+
+@pytest.mark.parametrize("most_s", [0.25, 1.0])
+def test_no_hold_is_longer_than_the_setting(most_s: float) -> None:
+    async def main() -> None:
+        found, order = router(slot_hold_max_s=most_s), list[str]()
+        agent = Turns(found)
+        await agent.learn()
+        await agent.ask()
+        lease = await stranger(found, order)
+        assert lease.hold_wait_s <= most_s + 0.01
+
+    virtual(main())
+
+
+def test_nothing_is_held_if_the_setting_is_0() -> None:
+    async def main() -> None:
+        found, order = router(slot_hold_max_s=0), list[str]()
+        agent = Turns(found)
+        await agent.learn()
+        await agent.ask()
+        assert (await stranger(found, order)).hold_wait_s == 0
+        assert not found.queues["chat"].holds.active
+
+    virtual(main())
+
+
+def test_without_waiting_requests_nothing_is_held() -> None:
+    async def main() -> None:
+        found = router()
+        agent = Turns(found)
+        await agent.learn()
+        assert counts(found) == {}
+        assert found.queues["chat"].holds.held_s == 0
+
+    virtual(main())
+
+
+def test_a_stranger_takes_another_free_slot_and_leaves_the_agents() -> None:
+    async def main() -> None:
+        found, order = router(clients=2), list[str]()
+        agent = Turns(found)
+        await agent.ask()
+        first = await agent.ask()
+        others = [await stranger(found, order, f"stranger {number}") for number in range(3)]
+        assert all(other.hold_wait_s == 0 for other in others)
+        assert first.slot
+        assert {other.slot for other in others}.isdisjoint({first.slot})
+        assert counts(found) == {}
+
+    virtual(main())
+
+
+def test_an_instance_that_leaves_service_ends_its_holds() -> None:
+    async def main() -> None:
+        found, order = router(), list[str]()
+        agent = Turns(found)
+        await agent.learn()
+        await agent.ask()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(stranger(found, order))
+            await asyncio.sleep(0.1)
+            found.admit(upstream("chat.2"))
+            found.withdraw("chat.1")
+        assert order == ["stranger"]
+        assert counts(found) == {"ended": 1}
+
+    virtual(main())
+
+
+def test_a_request_of_higher_priority_gets_the_slot() -> None:
+    async def main() -> None:
+        found, order = router(), list[str]()
+        agent = Turns(found, "batch")
+        await agent.learn()
+        await agent.ask()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(stranger(found, order, "a batch", "batch"))
+            await asyncio.sleep(0.1)
+            lease = await stranger(found, order)
+        assert order[0] == "stranger"
+        assert lease.hold_wait_s == 0
+        assert counts(found) == {"yielded": 1}
+
+    virtual(main())
+
+
+def test_a_request_that_has_waited_long_enough_gets_the_slot_between_two_turns() -> None:
+    async def main() -> None:
+        found, order = router(), list[str]()
+        agent = Turns(found)
+        await agent.learn()
+        turns = 0
+        async with asyncio.TaskGroup() as group:
+            await agent.ask()
+            group.create_task(stranger(found, order))
+            while not order:
+                await asyncio.sleep(0.5)
+                await agent.ask()
+                turns += 1
+        assert 1 <= turns <= 5
+
+    virtual(main())
+
+
+def test_clients_that_waited_come_first_once_a_slot_is_handed_over() -> None:
+    async def main() -> None:
+        found, order = router(), list[str]()
+        agent = Turns(found)
+        await agent.learn()
+        async with asyncio.TaskGroup() as group:
+            await agent.ask()
+            for number in range(4):
+                group.create_task(stranger(found, order, f"{number}"))
+            for _ in range(12):
+                await asyncio.sleep(0.5)
+                await agent.ask()
+        assert len(order) == 4
+
+    virtual(main())
+
+
+def test_a_full_queue_takes_the_slot_rather_than_refuse() -> None:
+    async def main() -> None:
+        found, order = router(queue_max=0), list[str]()
+        agent = Turns(found)
+        await agent.learn()
+        await agent.ask()
+        try:
+            await stranger(found, order)
+        except QueueFull:
+            pytest.fail("a slot was free")
+
+    virtual(main())
+
+
+def test_agents_end_sooner_and_single_turns_lose_nothing() -> None:
+    seeds = (1, 2, 3)
+    without = [simulate(AgentsCase(0, seed, prefill_tps=500)) for seed in seeds]
+    found = [simulate(AgentsCase(20, seed, prefill_tps=500)) for seed in seeds]
+
+    def ratio(figure: Callable[[AgentsOutcome], float]) -> float:
+        return mean(map(figure, found)) / mean(map(figure, without))
+
+    assert ratio(lambda outcome: mean(outcome.sessions_s)) <= 0.67
+    assert ratio(lambda outcome: outcome.computed) <= 0.67
+    assert ratio(lambda outcome: mean(outcome.singles_s)) <= 1.02
+    assert ratio(lambda outcome: outcome.longest_wait_s) <= 1.5
+    assert all(outcome.kept for outcome in found)
+    assert not any(outcome.held_s for outcome in without)
+
+
+def test_where_nothing_is_lost_nothing_changes() -> None:
+    without, found = (simulate(AgentsCase(hold_s, prefill_tps=50_000)) for hold_s in (0, 20))
+    assert mean(found.sessions_s) == pytest.approx(mean(without.sessions_s), rel=0.02)
+    assert mean(found.singles_s) == pytest.approx(mean(without.singles_s), rel=0.05)
