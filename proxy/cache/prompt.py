@@ -301,7 +301,8 @@ def _numbered_parts(kind: EndpointKind, members: Mapping[str, Any]) -> list[_Num
     found: list[_Numbered] = []
     if names := _CONVERSATIONS.get(kind):
         system, messages = names
-        before += _content("system", members.get(system)) if system else []
+        if system:
+            before += _content("system", _without_stamps(members.get(system)))
         given = members.get(messages)
         if isinstance(given, str):
             given = [{"role": "user", "content": given}]
@@ -343,6 +344,38 @@ def message_parts(message: object) -> list[Part]:
         if isinstance(function, dict):
             parts.append(_call(function.get("name"), function.get("arguments")))
     return parts
+
+
+_BILLING: Final = "x-anthropic-billing-header:"
+_STAMP_MARK: Final = "cch="
+_STAMP_CHARACTERS: Final = 5
+
+
+def without_stamp(system: str) -> str:
+    """Return a system text with the stamp that Claude Code changes in each request overwritten.
+
+    The engine does the same, so that it finds the prompt in its cache. Source: llama-server, build
+    10434, normalize_anthropic_billing_header.
+    """
+    if not system.startswith(_BILLING):
+        return system
+    begin = system.find(_STAMP_MARK, len(_BILLING)) + len(_STAMP_MARK)
+    end = begin + _STAMP_CHARACTERS
+    if begin < len(_BILLING) or system[end : end + 1] != ";":
+        return system
+    return system[:begin] + "f" * _STAMP_CHARACTERS + system[end:]
+
+
+def _without_stamps(system: object) -> object:
+    if isinstance(system, str):
+        return without_stamp(system)
+    blocks = system if isinstance(system, list) else []
+    return [
+        {**block, "text": without_stamp(block["text"])}
+        if isinstance(block, dict) and isinstance(block.get("text"), str)
+        else block
+        for block in blocks
+    ]
 
 
 def has_text_only(messages: object) -> bool:

@@ -18,7 +18,14 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, Final
 
-from proxy.cache.prompt import BLOCK_BYTES, Prompt, json_bytes, message_parts, read_prompt
+from proxy.cache.prompt import (
+    BLOCK_BYTES,
+    Prompt,
+    json_bytes,
+    message_parts,
+    read_prompt,
+    without_stamp,
+)
 from proxy.upstream.endpoint_kinds import EndpointKind
 
 # A prefix of three conversations is likely to be used by more; of two it may be chance.
@@ -216,15 +223,11 @@ def _text(part: object) -> str | None:
 def _join_system_text(system: object) -> str | None:
     """Return Anthropic's system prompt as one text, as the engine joins it."""
     if isinstance(system, str):
-        return system
+        return without_stamp(system)
     if not isinstance(system, list):
         return None
     texts = [text for block in system if (text := _text(block)) is not None]
-    # Builds treat an `x-anthropic-` header in a system prompt differently, and it changes with each
-    # request.
-    if len(texts) < len(system) or any(text.startswith("x-anthropic-") for text in texts):
-        return None
-    return "".join(texts)
+    return None if len(texts) < len(system) else "".join(map(without_stamp, texts))
 
 
 def _functions(tools: object) -> list[dict[str, Any]] | None:

@@ -1,16 +1,16 @@
-"""Translates Anthropic's messages API to OpenAI's chat API, and the response back.
+"""Translates the response to a request of Anthropic's messages API that was sent as a chat.
 
-The engine translates a request in the same way, but drops members that it does not know, such as
-the format and LoRA adapters. So only requests with one of these are translated here.
+The engine translates requests itself, but drops members that it does not know, such as the format
+and LoRA adapters. So only requests with one of these are sent as the chat that has their prompt
+(`request/chat_form.py`).
 
-Source: tools/server/server-chat.cpp of llama.cpp, build 10434, whose choices are repeated here, so
-that the prompt is the same; Anthropic's API reference, "Create a Message", `output_config`, and
-"Streaming messages"; llama-server, build 10434, both streams.
+Source: Anthropic's API reference, "Create a Message", `output_config`, and "Streaming messages";
+llama-server, build 10434, both streams.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, Final
@@ -21,17 +21,13 @@ from proxy.errors import BadRequest
 from proxy.forward.assemblers import MessagesAssembler, chat_piece
 from proxy.forward.response import EventTransform
 from proxy.http.api_formats import Event, named_event
+from proxy.request.chat_form import anthropic_chat
 from proxy.request.request import ProxyRequest
 from proxy.request.variants import MEMBER
 from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.http1 import DONE, data_of, members_of
 
 PATH: Final = "/v1/chat/completions"
-
-_KEPT: Final = ("model", "temperature", "top_p", "top_k", "stream", "chat_template_kwargs", MEMBER)
-_CHOICES: Final = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
-_MAX_TOKENS: Final = 4096
-_THINKING_TOKENS: Final = 10_000
 
 
 def schema_of(members: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -45,104 +41,6 @@ def schema_of(members: Mapping[str, Any]) -> Mapping[str, Any] | None:
         case {"type": "json_schema", "schema": dict(schema)}:
             return schema
     return None
-
-
-def chat_members(members: Mapping[str, Any], schema: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the chat request; the engine refuses members that do not have Anthropic's types."""
-    asked = {name: members[name] for name in _KEPT if name in members}
-    asked["messages"] = []
-    system = members.get("system")
-    if system is not None:
-        text = system if isinstance(system, str) else "".join(_texts(system))
-        asked["messages"].append({"role": "system", "content": text})
-    asked["messages"] += _messages(members["messages"])
-    asked["max_tokens"] = members.get("max_tokens", _MAX_TOKENS)
-    if schema is not None:
-        asked["json_schema"] = schema
-    if "stop_sequences" in members:
-        asked["stop"] = members["stop_sequences"]
-    if members.get("stream") is True:
-        asked["stream_options"] = {"include_usage": True}
-    match members.get("thinking"):
-        case {"type": "enabled", **given}:
-            asked["thinking_budget_tokens"] = given.get("budget_tokens", _THINKING_TOKENS)
-    return asked | _tools(members)
-
-
-def _texts(blocks: object) -> Iterator[str]:
-    for block in blocks if isinstance(blocks, list) else ():
-        match block:
-            case {"type": "text", "text": str(text)}:
-                yield text
-
-
-def _messages(messages: Sequence[Any]) -> Iterator[Any]:
-    for message in messages:
-        match message:
-            case {"role": str(role), "content": list(blocks)}:
-                yield from _message(role, [block for block in blocks if isinstance(block, dict)])
-            case _:
-                yield message
-
-
-def _message(role: str, blocks: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    content = [part for block in blocks if (part := _part(block))]
-    calls = [_call(block) for block in blocks if block.get("type") == "tool_use"]
-    thinking = (block.get("thinking") for block in blocks if block.get("type") == "thinking")
-    thoughts = [thought for thought in thinking if isinstance(thought, str) and thought]
-    message: dict[str, Any] = {"role": role, "content": content or ""}
-    if calls:
-        message["tool_calls"] = calls
-    if thoughts:
-        message["reasoning_content"] = "".join(thoughts)
-    if content or calls or thoughts:
-        yield message
-    for block in blocks:
-        if block.get("type") == "tool_result":
-            yield _result(block)
-
-
-def _part(block: Mapping[str, Any]) -> dict[str, Any] | None:
-    match block:
-        case {"type": "text", "text": text}:
-            return {"type": "text", "text": text}
-        case {"type": "image", "source": {"type": "url", "url": url}}:
-            return {"type": "image_url", "image_url": {"url": url}}
-        case {"type": "image", "source": {"type": "base64", "data": data, **source}}:
-            kind = source.get("media_type", "image/jpeg")
-            return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}}
-    return None
-
-
-def _call(block: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = orjson.dumps(block.get("input", {})).decode()
-    function = {"name": block.get("name", ""), "arguments": arguments}
-    return {"id": block.get("id", ""), "type": "function", "function": function}
-
-
-def _result(block: Mapping[str, Any]) -> dict[str, Any]:
-    given = block.get("content")
-    parts = [part for block in given if (part := _part(block))] if isinstance(given, list) else []
-    is_text = all(isinstance(part.get("text"), str) for part in parts)
-    content: Any = "".join(part["text"] for part in parts) if is_text else parts
-    if isinstance(given, str):
-        content = given
-    return {"role": "tool", "tool_call_id": block.get("tool_use_id", ""), "content": content}
-
-
-def _tools(members: Mapping[str, Any]) -> dict[str, Any]:
-    asked: dict[str, Any] = {}
-    if isinstance(tools := members.get("tools"), list):
-        asked["tools"] = [_tool(tool) for tool in tools if isinstance(tool, dict)]
-    match members.get("tool_choice"):
-        case {"type": str(kind)} if kind in _CHOICES:
-            asked["tool_choice"] = _CHOICES[kind]
-    return asked
-
-
-def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    named = {"name": tool.get("name", ""), "description": tool.get("description", "")}
-    return {"type": "function", "function": {**named, "parameters": tool.get("input_schema", {})}}
 
 
 _STOP_REASONS: Final = {"length": "max_tokens", "tool_calls": "tool_use"}
@@ -268,7 +166,9 @@ def as_chat(request: ProxyRequest) -> ProxyRequest | None:
         return None
     if "messages" not in request.json:
         raise BadRequest("'messages' is required")
-    members = chat_members(request.json, schema)
+    members = anthropic_chat(request.json)
+    if schema is not None:
+        members["json_schema"] = schema
     return replace(
         request, path=PATH, kind=EndpointKind.CHAT, json=members, body=orjson.dumps(members)
     )

@@ -15,7 +15,12 @@ any prefix is computed in chunks of a tenth of a second. One with a recurrent st
 window is not: the engine would keep a checkpoint, a copy of the state, for each chunk.
 
 What a client sends back of an answer is learned from its next turn: whole or trimmed, with or
-without the reasoning, and how a call without text is written. A wrong guess costs idle time alone.
+without the reasoning, how it writes the arguments of calls and a call without text, and whether a
+user's text comes before the results. A wrong guess costs idle time alone.
+
+Requests of Anthropic's and OpenAI's other APIs are read as the chats that have their prompts. If
+that is not as long as the engine reported, its build translates them in another way, and nothing is
+computed ahead.
 
 Source: llama-server, build 10434: `n_predict` 0 leaves exactly the prompt in the slot;
 `/v1/chat/completions` tokenizes what `/apply-template` returns, with special tokens.
@@ -25,11 +30,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final
 
 import orjson
 from multidict import CIMultiDict
@@ -37,12 +42,21 @@ from multidict import CIMultiDict
 from proxy.cache.holders import Conversation
 from proxy.cache.host_cache import EMPTY, SlotContent
 from proxy.cache.index import CacheHint, PrefixIndex
-from proxy.cache.prompt import has_text_only, read_prompt
+from proxy.cache.prompt import Prompt, has_text_only, read_prompt
 from proxy.cache.save_policy import IDLE_S, IdleBudget, NextTurnCase, pays_to_compute_ahead
 from proxy.cache.slot_map import Slot, SlotMap
 from proxy.common.headers import JSON
 from proxy.errors import ProxyError, UpstreamTimeout
 from proxy.observe.record import Emit
+from proxy.request.chat_form import (
+    SENT_BACK,
+    AnswerKind,
+    Given,
+    SentBack,
+    chat_answer,
+    chat_form,
+    next_messages,
+)
 from proxy.request.request import ProxyRequest
 from proxy.router.engine_faults import ListSlots
 from proxy.router.lease import Clock, Lease, RoutingTarget
@@ -68,78 +82,15 @@ _DUE_MAX: Final = 32
 _TRIES_MAX: Final = 3
 # An answer's last token is not in the slot, nor is the one that ends it.
 _AWAY_MAX: Final = 2
-# Next messages that begin differently, also where a tokenizer joins a newline with the next one.
-_NEXT: Final = ("A", "\n1")
 # Bytes of text for each token of an answer, at least.
 _TOKEN_BYTES: Final = 3
 
-# What an answer has that a template may write differently.
-AnswerKind = Literal["text", "reasoning", "calls"]
-
-
-def answer_kind(reply: Message) -> AnswerKind:
-    if reply.get("tool_calls"):
-        return "calls"
-    return "reasoning" if reply.get("reasoning_content") else "text"
-
-
-class Given(NamedTuple):
-    """An answer without its text."""
-
-    kind: AnswerKind
-    whole: int  # Hash of the text, 0 without any.
-    trimmed: int  # Hash of the text without white space around it.
-    has_reasoning: bool
-
-    @classmethod
-    def of(cls, reply: Message) -> Given:
-        text: str = reply.get("content") or ""
-        hashes = (hash(text), hash(text.strip())) if text else (0, 0)
-        return cls(answer_kind(reply), *hashes, bool(reply.get("reasoning_content")))
-
-
-@dataclass(frozen=True, slots=True)
-class SentBack:
-    """What a client sends back of an answer."""
-
-    is_trimmed: bool = False
-    has_reasoning: bool = False
-    has_null: bool = False  # The content of an answer without text is null.
-
-    def message(self, reply: Message) -> dict[str, Any]:
-        """Return the assistant's message in the client's next request."""
-        text: str = reply.get("content") or ""
-        message: dict[str, Any] = {"role": "assistant"}
-        message["content"] = text.strip() if self.is_trimmed else text
-        if not text and self.has_null:
-            message["content"] = None
-        if self.has_reasoning and (reasoning := reply.get("reasoning_content")):
-            message["reasoning_content"] = reasoning
-        if calls := reply.get("tool_calls"):
-            message["tool_calls"] = calls
-        return message
-
-    def after(self, given: Given, sent: Message) -> SentBack:
-        """Return what is known once a client has sent an answer back."""
-        content, found = sent.get("content"), self
-        is_sent = isinstance(content, str) and hash(content) in {given.whole, given.trimmed}
-        if is_sent and given.whole != given.trimmed:
-            found = replace(found, is_trimmed=hash(content) == given.trimmed)
-        if not given.whole:
-            found = replace(found, has_null=content is None)
-        if given.has_reasoning:
-            found = replace(found, has_reasoning=bool(sent.get("reasoning_content")))
-        return found
-
-
-def next_messages(messages: Sequence[Message], answer: Message) -> Iterator[list[Message]]:
-    """Yield the messages of two different next turns: results of the answer's calls, or a user."""
-    for text in _NEXT:
-        calls = answer.get("tool_calls") or ()
-        results = [
-            {"role": "tool", "tool_call_id": call.get("id"), "content": text} for call in calls
-        ]
-        yield [*messages, answer, *(results or [{"role": "user", "content": text}])]
+# The member with the messages.
+_MESSAGES: Final = {
+    EndpointKind.CHAT: "messages",
+    EndpointKind.MESSAGES: "messages",
+    EndpointKind.RESPONSES: "input",
+}
 
 
 def common_prefix(prompt: Sequence[int], other: Sequence[int]) -> Sequence[int]:
@@ -160,6 +111,10 @@ class NextTurnCounts:
     duration_s: float = 0.0
 
 
+# A request and its answer, and both as the chat API has them.
+_Exchange = tuple[ProxyRequest, Message, Message, Message]
+
+
 @dataclass(slots=True)
 class _Turn:
     """The latest turn of a conversation."""
@@ -172,7 +127,7 @@ class _Turn:
     # Tokens that were computed ahead of this turn: the engine has a checkpoint near their end.
     checkpoint_tokens: int
     # Request and answer; None once the next turn is computed, or will not be.
-    exchange: tuple[ProxyRequest, Message] | None
+    exchange: _Exchange | None
     tries: int = 0
     ahead_tokens: int = 0  # Tokens of the next turn that the slot holds; 0: not computed ahead.
     computed_tokens: int = 0  # Those of them that were computed ahead.
@@ -231,7 +186,7 @@ class NextTurns:
         self.running: dict[RoutingTarget, _Work] = {}
         self.counts: defaultdict[str, NextTurnCounts] = defaultdict(NextTurnCounts)
         self._turns: OrderedDict[Conversation, _Turn] = OrderedDict()
-        self._sent_back: OrderedDict[tuple[str, str], SentBack] = OrderedDict()
+        self._sent_back: OrderedDict[tuple[str, str, EndpointKind], SentBack] = OrderedDict()
         self._kept_p: dict[tuple[str, AnswerKind], float] = {}
         self._budgets: dict[str, IdleBudget] = {}
         self._ended_at_s: dict[str, float] = {}
@@ -242,25 +197,31 @@ class NextTurns:
         Returns how many of the tokens that the turn found were computed ahead of it.
         """
         conversation, upstream = lease.conversation, lease.upstream
-        if conversation is None or lease.request.kind is not EndpointKind.CHAT:
+        request = lease.request
+        if conversation is None or request.kind not in _MESSAGES:
             return 0
-        turn, used = self._turns.pop(conversation, None), 0
+        turn, used, chat = self._turns.pop(conversation, None), 0, None
         if turn:
             self.due.pop(conversation, None)
-            used = self._learn(turn, lease, timings)
-        given = Given.of(reply)
+            chat = chat_form(request.kind, request.json)
+            used = self._learn(turn, lease, timings, chat["messages"] if chat else ())
+        answer = chat_answer(request.kind, reply)
+        given = Given.of(answer)
         if (given.kind == "text" and not upstream.is_all_or_nothing) or not self._may(lease):
             return used
+        chat = chat or chat_form(request.kind, request.json)
+        if chat is None or not _may_follow(chat["messages"]):
+            return used
         prompt_tokens = timings.cached_tokens + timings.prompt_tokens
-        text_bytes = len(orjson.dumps([reply.get("content"), reply.get("tool_calls")]))
+        text_bytes = len(orjson.dumps([answer.get("content"), answer.get("tool_calls")]))
         self._turns[conversation] = _Turn(
             given,
-            len(lease.request.json["messages"]),
+            len(chat["messages"]),
             prompt_tokens,
             prompt_tokens + timings.decoded_tokens,
             prompt_tokens + min(timings.decoded_tokens, text_bytes // _TOKEN_BYTES),
             turn.ahead_tokens if turn else 0,
-            (lease.request, reply),
+            (request, reply, chat, answer),
         )
         if len(self._turns) > _TURNS_MAX:
             self._turns.popitem(last=False)
@@ -285,36 +246,25 @@ class NextTurns:
         self.counts[instance.upstream.model].aborted += 1
 
     def _may(self, lease: Lease) -> bool:
-        """Return whether a next turn could be computed: of a chat of text, in its own slot."""
+        """Return whether a next turn could be computed, in its own slot."""
         request, upstream, members = lease.request, lease.upstream, lease.request.json
         is_plain = request.slots == 1 and members.get("cache_prompt") is not False
         is_plain = is_plain and not lease.is_cache_off and len(request.body) <= _BODY_MAX_BYTES
         may_run = self._tasks.are_running and self._settings.ahead_share > 0
-        if not (is_plain and may_run and upstream.can_name_slots and upstream.node is None):
-            return False
-        match members.get("messages"):
-            case [*_, {"role": "assistant"}]:
-                return False
-            case [_, *_] as messages:
-                return has_text_only(messages)
-        return False
+        return is_plain and may_run and upstream.can_name_slots and upstream.node is None
 
-    def _learn(self, turn: _Turn, lease: Lease, timings: Timings) -> int:
+    def _learn(
+        self, turn: _Turn, lease: Lease, timings: Timings, messages: Sequence[Message]
+    ) -> int:
         """Learn what the answer before became; return the tokens that were computed ahead."""
         request, model = lease.request, lease.upstream.model
-        messages = request.json.get("messages")
-        sent = (
-            messages[turn.place]
-            if isinstance(messages, list) and turn.place < len(messages)
-            else None
-        )
-        if isinstance(sent, dict) and sent.get("role") == "assistant":
-            client = _client(request)
-            self._sent_back[client] = self._sent_back.pop(client, SentBack()).after(
-                turn.given, sent
-            )
-            if len(self._sent_back) > _TURNS_MAX:
-                self._sent_back.popitem(last=False)
+        match messages[turn.place : turn.place + 2]:
+            case [{"role": "assistant"} as sent, dict(following)]:
+                known = self._known(request).after(turn.given, sent, following)
+                self._sent_back[_client(request)] = known
+                self._sent_back.move_to_end(_client(request))
+        if len(self._sent_back) > _TURNS_MAX:
+            self._sent_back.popitem(last=False)
         if turn.ahead_tokens:
             counts = self.counts[model]
             if timings.cached_tokens >= turn.ahead_tokens - _AWAY_MAX:
@@ -324,6 +274,11 @@ class NextTurns:
         elif lease.has_own_slot:
             self._note_kept(model, turn, timings)
         return 0
+
+    def _known(self, request: ProxyRequest) -> SentBack:
+        """Return what the client of a request sends back of answers."""
+        found = self._sent_back.get(_client(request))
+        return found or SENT_BACK.get(request.kind, SentBack())
 
     def _note_kept(self, model: str, turn: _Turn, timings: Timings) -> None:
         """Note whether a prompt continued all that its slot held after the answer."""
@@ -372,7 +327,7 @@ class NextTurns:
         work = self.running[instance] = _Work(conversation, slot_map)
         try:
             with suppress(ProxyError, InvalidEvent):  # a request reports what is wrong
-                await self._run(instance, work, turn, *turn.exchange)
+                await self._run(instance, work, turn, turn.exchange)
         finally:
             duration_s, counts = self._clock() - now_s, self.counts[upstream.model]
             budget.spend(duration_s)
@@ -399,13 +354,10 @@ class NextTurns:
         instance: RoutingTarget,
         work: _Work,
         turn: _Turn,
-        request: ProxyRequest,
-        reply: Message,
+        exchange: _Exchange,
     ) -> None:
         upstream, began_at_s = instance.upstream, self._clock()
-        answer = self._sent_back.get(_client(request), SentBack()).message(reply)
-        messages = request.json["messages"]
-        tokens = await self._tokens(upstream, request, messages, answer)
+        tokens = await self._tokens(upstream, exchange, turn.prompt_tokens)
         if not (tokens and await self._reserve(upstream, work)):
             return
         chunk = len(tokens)
@@ -415,7 +367,7 @@ class NextTurns:
         end, cached_tokens = min(turn.prompt_tokens, len(tokens) - 1), None
         while end < len(tokens):
             end = min(len(tokens), end + chunk)
-            timings = await self._prefill(upstream, work, request, tokens[:end])
+            timings = await self._prefill(upstream, work, exchange[0], tokens[:end])
             if timings is None or work.is_aborted:
                 return
             work.tokens = end
@@ -426,9 +378,7 @@ class NextTurns:
                     self._note_kept(upstream.model, turn, timings)
         del self.running[instance]
         work.give_back(self._clock())
-        members = {**request.json, "messages": [*messages, answer]}
-        prompt = read_prompt(request.kind, upstream.model, members, request.owner)
-        if prompt and work.slot:
+        if work.slot and (prompt := _next_prompt(upstream.model, *exchange[:2])):
             self._prefix_index.assign(
                 upstream, prompt, None, CacheHint(conversation=work.conversation)
             )
@@ -445,21 +395,29 @@ class NextTurns:
         )
 
     async def _tokens(
-        self,
-        upstream: Upstream,
-        request: ProxyRequest,
-        messages: Sequence[Message],
-        answer: Message,
+        self, upstream: Upstream, exchange: _Exchange, prompt_tokens: int
     ) -> Sequence[int]:
-        """Return the tokens that any next turn begins with; none if the engine does not tell."""
-        prompts: list[Sequence[int]] = []
-        for following in next_messages(messages, answer):
-            members = {**request.json, "messages": following}
-            text = (await self._post(upstream, "/apply-template", members)).get("prompt")
-            body = {"content": text, "add_special": True, "parse_special": True}
-            tokens = (await self._post(upstream, "/tokenize", body)).get("tokens")
-            prompts.append(tokens if isinstance(text, str) and isinstance(tokens, list) else [])
-        return common_prefix(*prompts)
+        """Return the tokens that any next turn begins with; none if the engine does not tell.
+
+        `prompt_tokens` is how many it reported for the request.
+        """
+        request, _, chat, answer = exchange
+        known, is_translated = self._known(request), request.kind is not EndpointKind.CHAT
+        if is_translated and len(await self._render(upstream, chat)) != prompt_tokens:
+            return []
+        turns = next_messages(
+            chat["messages"], known.message(answer), has_user_first=known.has_user_first
+        )
+        return common_prefix(
+            *[await self._render(upstream, {**chat, "messages": turn}) for turn in turns]
+        )
+
+    async def _render(self, upstream: Upstream, chat: Message) -> Sequence[int]:
+        """Return the tokens of a chat's prompt; none if the engine does not tell."""
+        text = (await self._post(upstream, "/apply-template", chat)).get("prompt")
+        body = {"content": text, "add_special": True, "parse_special": True}
+        tokens = (await self._post(upstream, "/tokenize", body)).get("tokens")
+        return tokens if isinstance(text, str) and isinstance(tokens, list) else []
 
     async def _reserve(self, upstream: Upstream, work: _Work) -> bool:
         """Reserve the slot that holds the conversation, and note that a task begins there."""
@@ -516,5 +474,19 @@ def _request(path: str, members: Message) -> UpstreamRequest:
     return UpstreamRequest("POST", path, "", headers, orjson.dumps(members))
 
 
-def _client(request: ProxyRequest) -> tuple[str, str]:
-    return request.client, request.headers.get("User-Agent", "")
+def _client(request: ProxyRequest) -> tuple[str, str, EndpointKind]:
+    return request.client, request.headers.get("User-Agent", ""), request.kind
+
+
+def _next_prompt(model: str, request: ProxyRequest, reply: Message) -> Prompt | None:
+    """Return the prompt of a request and its answer, as the client's API has it."""
+    name = _MESSAGES[request.kind]
+    given = request.json[name]
+    before = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    members = {**request.json, name: [*before, {"role": "assistant", **reply}]}
+    return read_prompt(request.kind, model, members, request.owner)
+
+
+def _may_follow(messages: Sequence[Message]) -> bool:
+    """Return whether an answer follows the messages, and all are text."""
+    return bool(messages) and messages[-1].get("role") != "assistant" and has_text_only(messages)

@@ -5,7 +5,9 @@ slot held before, and that the engine found after. Another picture must not be t
 one. Embeddings and ranks must be the same before and after. Then, for each kind and a template that
 keeps or leaves out the reasoning of earlier answers, how many tokens of the history the next turn
 finds: running, and after a kill -9 of the daemon and its engines. At least 95 % must be found
-(`--ahead-share 0` shows what is found without computing ahead). Exits with 1 after any deviation.
+(`--ahead-share 0` shows what is found without computing ahead, `--api messages` or `--api
+responses` what is found through another API, and `--kinds qwen35` some kinds alone). Exits with 1
+after any deviation.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import signal
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -62,29 +64,42 @@ _TEMPLATES: Final = {
     "drops": (tiny_gguf.REASONING_TEMPLATE, tiny_gguf.REASONED),
 }
 _FOUND_MIN: Final = 0.95
+# By API: its page, and its members for the messages and the longest answer.
+_APIS: Final = {
+    "chat": ("/v1/chat/completions", "messages", "max_tokens"),
+    "messages": ("/v1/messages", "messages", "max_tokens"),
+    "responses": ("/v1/responses", "input", "max_output_tokens"),
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ahead-share", type=float, default=0.2)
-    ahead_share = parser.parse_args().ahead_share
-    return _unloaded_and_loaded() | _next_turns(ahead_share)
+    parser.add_argument("--api", choices=_APIS, default="chat")
+    parser.add_argument("--kinds", nargs="+", choices=_KINDS)
+    given = parser.parse_args()
+    is_whole = given.api == "chat" and not given.kinds
+    return (is_whole and _unloaded_and_loaded()) | _next_turns(
+        given.ahead_share, given.api, given.kinds or list(_KINDS)
+    )
 
 
-def _next_turns(ahead_share: float) -> int:
+def _next_turns(ahead_share: float, api: str, kinds: Sequence[str]) -> int:
     """Print what the next turn finds of each kind and template; return 1 if it is too little."""
     print(f"{'kind':12}{'template':10}{'running':>16}{'after kill -9':>16}")
     is_enough = True
-    for kind, (make, flags) in _KINDS.items():
+    for kind in kinds:
+        make, flags = _KINDS[kind]
         for name, (template, grammar) in _TEMPLATES.items():
             with tempfile.TemporaryDirectory() as directory:
                 corral = CorralCli(Path(directory))
                 path = make(Path(directory, "chat.gguf"), mode="cycle", chat_template=template)
-                settings = _SETTINGS.format(name="chat", path=path, flags=flags)
+                said = f"grammar = '{grammar}', "  # Anthropic's API has no member for it
+                settings = _SETTINGS.format(name="chat", path=path, flags=flags + said)
                 proxy = f'[proxy]\nlisten = "127.0.0.1:0"\nahead_share = {ahead_share}\n'
                 corral.configure(settings + proxy)
                 try:
-                    found = _found_of_history(corral, grammar)
+                    found = _found_of_history(corral, api)
                 finally:
                     corral.end()
             figures = (f"{tokens} of {total}" for tokens, total in found)
@@ -95,10 +110,10 @@ def _next_turns(ahead_share: float) -> int:
     return 0 if is_enough or not ahead_share else 1
 
 
-def _found_of_history(corral: CorralCli, grammar: str) -> list[tuple[int, int]]:
+def _found_of_history(corral: CorralCli, api: str) -> list[tuple[int, int]]:
     """Return the found tokens and all tokens of the history, running and after a kill -9."""
     corral.ok("start")
-    messages, _ = _turn(corral, "chat", _story(None), grammar)
+    messages, _ = _say(corral, api, _story(None))
     found = []
     for is_killed in (False, True):
         # Computed ahead or not, once the idle engine was looked at.
@@ -116,9 +131,32 @@ def _found_of_history(corral: CorralCli, grammar: str) -> list[tuple[int, int]]:
         history = _ask(corral, "/apply-template", **template)["prompt"]
         tokens = {"model": "chat", "content": history, "add_special": True, "parse_special": True}
         total = len(_ask(corral, "/tokenize", **tokens)["tokens"])
-        messages, timings = _turn(corral, "chat", messages, grammar)
-        found.append((timings["cache_n"], total))
+        messages, tokens_found = _say(corral, api, messages)
+        found.append((tokens_found, total))
     return found
+
+
+def _say(
+    corral: CorralCli, api: str, messages: list[dict[str, Any]]
+) -> tuple[list[dict[str, Any]], int]:
+    """Take a turn through an API; return the next turn's messages, and the found tokens."""
+    page, member, limit = _APIS[api]
+    body = {"model": "chat", member: messages, limit: 64, "temperature": 0}
+    answer = _ask(corral, page, **body)
+    match answer:
+        case {"choices": [{"message": {"content": text}}], "timings": {"cache_n": found}}:
+            pass
+        case {"content": [*_, {"text": text}], "usage": {"cache_read_input_tokens": found}}:
+            pass
+        case {
+            "output": [*_, {"content": [{"text": text}]}],
+            "usage": {"input_tokens_details": {"cached_tokens": found}},
+        }:
+            pass
+        case _:
+            raise AssertionError(answer)
+    then = [{"role": "assistant", "content": text}, {"role": "user", "content": "and then?"}]
+    return [*messages, *then], found
 
 
 def _settle(corral: CorralCli) -> None:
@@ -217,10 +255,9 @@ def _story(picture: str | None) -> list[dict[str, Any]]:
 
 
 def _turn(
-    corral: CorralCli, model: str, messages: list[dict[str, Any]], grammar: str | None = None
+    corral: CorralCli, model: str, messages: list[dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], Mapping[str, Any]]:
-    body: dict[str, Any] = {"model": model, "messages": messages, "temperature": 0}
-    body |= {"max_tokens": 64, "grammar": grammar} if grammar else {"max_tokens": 16}
+    body = {"model": model, "messages": messages, "temperature": 0, "max_tokens": 16}
     answer = _ask(corral, "/v1/chat/completions", **body)
     said = answer["choices"][0]["message"]["content"]
     then = [{"role": "assistant", "content": said}, {"role": "user", "content": "and then?"}]

@@ -102,6 +102,14 @@ def test_the_instructions_of_a_response_are_its_system_prompt() -> None:
     assert opening.body == {"messages": [SYSTEM]}
 
 
+def test_the_stamp_that_changes_with_each_request_is_overwritten_as_the_engine_does() -> None:
+    stamp = "x-anthropic-billing-header: cc_version=2; cch={}; "
+    blocks = [{"type": "text", "text": stamp.format("a5145")}, {"type": "text", "text": LONG}]
+    opening = learned(EndpointKind.MESSAGES, system=blocks)
+    assert opening
+    assert opening.body == {"messages": [{**SYSTEM, "content": stamp.format("fffff") + LONG}]}
+
+
 @pytest.mark.parametrize(
     ("kind", "members"),
     [
@@ -133,10 +141,6 @@ def test_prompts_that_begin_with_a_prefix_begin_with_its_blocks(
         (
             EndpointKind.CHAT,
             {"messages": [{"role": "system", "content": [{"type": "image_url"}]}, SYSTEM]},
-        ),
-        (
-            EndpointKind.MESSAGES,
-            {"system": [{"type": "text", "text": "x-anthropic-billing: 1" + LONG}]},
         ),
         (EndpointKind.MESSAGES, {"system": [{"type": "image"}, {"type": "text", "text": LONG}]}),
         (EndpointKind.MESSAGES, {"system": LONG, "tools": [{"type": "web_search", "name": "web"}]}),

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from proxy.forward.anthropic import chat_members, schema_of
+from proxy.forward.anthropic import schema_of
+from proxy.request.chat_form import anthropic_chat
 
 SCHEMA = {"type": "object"}
 FORMAT = {"type": "json_schema", "schema": SCHEMA}
@@ -14,7 +15,7 @@ HELLO = {"role": "user", "content": "hello"}
 
 
 def asked(**members: Any) -> dict[str, Any]:
-    return chat_members({"model": "chat", "messages": [HELLO], **members}, SCHEMA)
+    return anthropic_chat({"model": "chat", "messages": [HELLO], **members})
 
 
 def messages(*given: Any, **members: Any) -> Any:
@@ -47,7 +48,6 @@ def test_the_format_and_the_limits_are_the_chat_apis() -> None:
         "top_k": 3,
         "stream": True,
         "stream_options": {"include_usage": True},
-        "json_schema": SCHEMA,
     }
     assert asked()["max_tokens"] == 4096
 

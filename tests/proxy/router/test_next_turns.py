@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import pytest
 from support.proxy_harness import ProxyHarness, until
 from support.upstream import Call
 
-from proxy.router.next_turns import Given, SentBack, common_prefix, next_messages
+from proxy.request.chat_form import anthropic_chat
+from proxy.router.next_turns import common_prefix
 
 SLOT = 1  # the engine begins with the last one
 STORY = "words " * 100
@@ -29,7 +29,12 @@ CALLED = {
 def render(messages: Sequence[Mapping[str, Any]]) -> str:
     """Write messages as a template does that leaves out the reasoning."""
     calls = ((message, json.dumps(message.get("tool_calls", ""))) for message in messages)
-    return "".join(f"<{message['role']}>{message['content']}{call}" for message, call in calls)
+    return "".join(f"<{message['role']}>{text_of(message)}{call}" for message, call in calls)
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    content = message["content"]
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
 @dataclass
@@ -38,8 +43,10 @@ class Engine:
 
     reply: Mapping[str, Any]
     hangs: bool = False
+    adds: str = ""  # what its translation adds to prompts of Anthropic's API
     held: list[int] = field(default_factory=list)
     chats: list[Mapping[str, Any]] = field(default_factory=list)
+    rendered: list[Mapping[str, Any]] = field(default_factory=list)
     prefills: list[Mapping[str, Any]] = field(default_factory=list)
     left: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -49,9 +56,12 @@ class Engine:
             held = {"id": SLOT, "id_task": len(self.chats), "n_prompt_tokens": len(self.held)}
             await _say(call, [{"id": 0, "id_task": -1}, held])
         elif path == "/apply-template":
+            self.rendered.append(body)
             await _say(call, {"prompt": render(body["messages"])})
         elif path == "/tokenize":
             await _say(call, {"tokens": list(body["content"].encode())})
+        elif path == "/completion" and body["prompt"] == [[]]:  # a slot is refreshed
+            await _say(call, {})
         elif path == "/completion":
             self.prefills.append(body)
             await call.begin_stream()
@@ -62,6 +72,17 @@ class Engine:
             timings = self._compute(body["prompt"])
             await call.chunk(b"data: " + json.dumps({"timings": timings}).encode() + b"\n\n")
             await call.end()
+        elif path == "/v1/messages":
+            self.chats.append(body)
+            chat = anthropic_chat({**body, "system": self.adds} if self.adds else body)
+            timings = self._compute(list(render(chat["messages"]).encode()))
+            self.held += [0] * 40
+            usage = {
+                "input_tokens": timings["prompt_n"],
+                "cache_read_input_tokens": timings["cache_n"],
+                "output_tokens": 40,
+            }
+            await _say(call, {"type": "message", "content": self.reply["content"], "usage": usage})
         else:
             self.chats.append(body)
             timings = self._compute(list(render(body["messages"]).encode()))
@@ -91,8 +112,10 @@ async def serve(proxy: ProxyHarness, engine: Engine, *, is_recurrent: bool = Tru
     )
 
 
-async def chat(proxy: ProxyHarness, messages: list[Any]) -> None:
-    async with proxy.ask(messages=messages) as response:
+async def chat(
+    proxy: ProxyHarness, messages: list[Any], page: str = "/v1/chat/completions"
+) -> None:
+    async with proxy.http.post(page, json={"model": "chat", "messages": messages}) as response:
         assert response.status == 200
         await response.read()
 
@@ -156,6 +179,36 @@ async def test_an_answer_with_a_call_is_followed_by_its_result(proxy: ProxyHarne
     assert bytes(engine.prefills[0]["prompt"]).endswith(b"]<tool>")
 
 
+THOUGHT = {"type": "thinking", "thinking": "hm " * 20, "signature": ""}
+SAID = {"role": "assistant", "content": [THOUGHT, {"type": "text", "text": "a river"}]}
+
+
+async def test_what_a_next_turn_of_anthropics_api_begins_with_is_found(
+    proxy: ProxyHarness,
+) -> None:
+    engine = Engine(SAID)
+    await serve(proxy, engine)
+    await chat(proxy, next_turn(SAID)[:1], "/v1/messages")
+    await until(lambda: bool(proxy.events("next_turn.computed")))
+    begins = bytes(engine.prefills[0]["prompt"]).decode()
+    answer = {"role": "assistant", "content": "a river"}
+    assert begins == render([*next_turn(answer)[:2]]) + "<user>"
+    await chat(proxy, next_turn(SAID), "/v1/messages")
+    await until(lambda: len(proxy.events("request.finished")) == 2)
+    cache = proxy.events("request.finished")[1]["cache"]
+    assert cache["found"] == cache["ahead"] == len(begins)
+
+
+async def test_nothing_is_computed_ahead_if_a_build_translates_prompts_in_another_way(
+    proxy: ProxyHarness,
+) -> None:
+    engine = Engine(SAID, adds="be brief")
+    await serve(proxy, engine)
+    await chat(proxy, next_turn(SAID)[:1], "/v1/messages")
+    await until(lambda: bool(engine.rendered) and not proxy.router.next_turns.due)
+    assert not engine.prefills
+
+
 async def test_a_model_that_continues_any_prefix_computes_no_plain_answer_ahead(
     proxy: ProxyHarness,
 ) -> None:
@@ -186,33 +239,6 @@ async def test_no_share_of_time_computes_nothing(proxy: ProxyHarness) -> None:
     assert not proxy.router.next_turns.due
 
 
-@pytest.mark.parametrize(
-    ("reply", "sent", "known"),
-    [
-        (REPLY, {"content": " a river "}, SentBack()),
-        (REPLY, {"content": "a river"}, SentBack(is_trimmed=True)),
-        (REPLY, {"content": "another"}, SentBack()),
-        (REPLY, {"content": " a river ", "reasoning_content": "h"}, SentBack(has_reasoning=True)),
-        (CALLED, {"content": None}, SentBack(has_null=True)),
-        (CALLED, {"content": ""}, SentBack()),
-    ],
-)
-def test_what_a_client_sends_back_is_learned(
-    reply: Mapping[str, Any], sent: Mapping[str, Any], known: SentBack
-) -> None:
-    assert SentBack().after(Given.of(reply), sent) == known
-
-
-def test_the_message_that_a_client_sends_back() -> None:
-    trimmed = SentBack(is_trimmed=True, has_reasoning=True).message(REPLY)
-    assert trimmed == {**REPLY, "content": "a river"}
-    assert "reasoning_content" not in SentBack().message(REPLY)
-    assert SentBack(has_null=True).message(CALLED) == {**CALLED, "content": None}
-
-
-def test_two_next_turns_differ_from_their_last_message_on() -> None:
-    first, second = next_messages([{"role": "user", "content": "a"}], REPLY)
-    assert first[:-1] == second[:-1]
-    prompts = (list(render(messages).encode()) for messages in (first, second))
-    assert bytes(common_prefix(*prompts)).endswith(b"<user>")
+def test_what_two_prompts_have_in_common() -> None:
     assert common_prefix([1, 2], [1, 2, 3]) == [1, 2]
+    assert common_prefix([1, 2], [1, 3, 2]) == [1]
