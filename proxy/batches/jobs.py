@@ -20,22 +20,11 @@ from aiohttp import BodyPartReader, MultipartReader, web
 from prometheus_client import Metric
 
 from proxy.auth.api_keys import KEY
-from proxy.batches import rows
+from proxy.batches import records, rows
 from proxy.batches.database import Database
 from proxy.batches.line_runner import JobReporter, Tools, owner_of
 from proxy.batches.lines import LineSplitter
 from proxy.batches.own_requests import OwnRequests
-from proxy.batches.records import (
-    COMPLETION_WINDOW,
-    Batch,
-    StoredFile,
-    batch_object,
-    file_object,
-    limit_of,
-    new_id,
-    order_of,
-    page_object,
-)
 from proxy.batches.runner import Places, Runner, places_of
 from proxy.common.headers import RESPONSE_HEADERS
 from proxy.endpoints.feature import Core, Feature
@@ -57,7 +46,7 @@ class Upload:
     def __init__(self, owner: str, tools: Tools) -> None:
         self._owner = owner
         self._tools = tools
-        self.id = new_id("file-")
+        self.id = records.new_id("file-")
         self._splitter = LineSplitter(tools.settings)
         self._lines: list[bytes] = []
         self._lines_bytes = 0
@@ -72,7 +61,7 @@ class Upload:
         """Add bytes of the file; raise BadRequest above a limit."""
         await self._keep(self._splitter.feed(piece))
 
-    async def finish(self, ttl_s: int | None) -> StoredFile:
+    async def finish(self, ttl_s: int | None) -> records.StoredFile:
         """Make the file visible to clients; raise BadRequest if it is empty."""
         await self._keep(self._splitter.close())
         await self._write()
@@ -218,8 +207,8 @@ def new_batch(members: Mapping[str, Any]) -> _NewBatch:
         raise BadRequest("the member input_file_id must be the id of a file")
     if endpoint not in ENDPOINTS:
         raise BadRequest(f"the member endpoint must be one of {', '.join(ENDPOINTS)}")
-    if members.get("completion_window") != COMPLETION_WINDOW:
-        raise BadRequest(f'the member completion_window must be "{COMPLETION_WINDOW}"')
+    if members.get("completion_window") != records.COMPLETION_WINDOW:
+        raise BadRequest(f'the member completion_window must be "{records.COMPLETION_WINDOW}"')
     ttl_s = None
     if (policy := members.get("output_expires_after")) is not None:
         policy = policy if isinstance(policy, dict) else {}
@@ -314,14 +303,17 @@ class Jobs(Feature):
         try:
             with InFlightRequest(self._core.server_state.in_flight):
                 ttl_s = await read_upload(request, upload, self._core.settings.body_timeout_s)
-                return json_response(file_object(await upload.finish(ttl_s)))
+                return json_response(records.file_object(await upload.finish(ttl_s)))
         finally:
             # An unfinished file is removed.
             uploading.discard(upload.id)
             self._runner.sweep_soon()
 
     async def list_files(self, request: web.BaseRequest) -> web.Response:
-        limit, order = limit_of(request.query, _FILES_MAX, _FILES_MAX), order_of(request.query)
+        limit, order = (
+            records.limit_of(request.query, _FILES_MAX, _FILES_MAX),
+            records.order_of(request.query),
+        )
         found = await self._tools.database.run(
             rows.page_of_files,
             owner_of(request[KEY]),
@@ -330,10 +322,12 @@ class Jobs(Feature):
             limit=limit,
             order=order,
         )
-        return json_response(page_object(found, [file_object(file) for file in found[:limit]]))
+        return json_response(
+            records.page_object(found, [records.file_object(file) for file in found[:limit]])
+        )
 
     async def show_file(self, request: web.BaseRequest) -> web.Response:
-        return json_response(file_object(await self._file_of(request)))
+        return json_response(records.file_object(await self._file_of(request)))
 
     async def delete_file(self, request: web.BaseRequest) -> web.Response:
         owner, file_id = owner_of(request[KEY]), request[PATH_ID]
@@ -352,7 +346,7 @@ class Jobs(Feature):
         return response
 
     async def _send_lines(
-        self, file: StoredFile, response: web.StreamResponse, request: web.BaseRequest
+        self, file: records.StoredFile, response: web.StreamResponse, request: web.BaseRequest
     ) -> None:
         """Send the lines; abort the connection if the file is deleted meanwhile."""
         after = sent_bytes = 0
@@ -367,7 +361,7 @@ class Jobs(Feature):
         if sent_bytes != file.size_bytes and request.transport is not None:
             request.transport.abort()
 
-    async def _file_of(self, request: web.BaseRequest) -> StoredFile:
+    async def _file_of(self, request: web.BaseRequest) -> records.StoredFile:
         owner, file_id = owner_of(request[KEY]), request[PATH_ID]
         return await self._tools.database.run(rows.find_file, owner, file_id)
 
@@ -389,10 +383,12 @@ class Jobs(Feature):
         return json_response(self._shown(batch))
 
     async def list_batches(self, request: web.BaseRequest) -> web.Response:
-        limit = limit_of(request.query, _LIST_DEFAULT, _LIST_MAX)
+        limit = records.limit_of(request.query, _LIST_DEFAULT, _LIST_MAX)
         owner, after = owner_of(request[KEY]), request.query.get("after")
         found = await self._tools.database.run(rows.page_of_batches, owner, after, limit)
-        return json_response(page_object(found, [self._shown(batch) for batch in found[:limit]]))
+        return json_response(
+            records.page_object(found, [self._shown(batch) for batch in found[:limit]])
+        )
 
     async def cancel_batch(self, request: web.BaseRequest) -> web.Response:
         owner, batch_id, now = owner_of(request[KEY]), request[PATH_ID], self._tools.now()
@@ -400,6 +396,6 @@ class Jobs(Feature):
         self._runner.cancel(batch_id)
         return json_response(self._shown(batch))
 
-    def _shown(self, batch: Batch) -> dict[str, object]:
+    def _shown(self, batch: records.Batch) -> dict[str, object]:
         wait_reason = self._tools.reporter.wait_reason(batch)
-        return batch_object(batch, self._tools.database.failure or wait_reason)
+        return records.batch_object(batch, self._tools.database.failure or wait_reason)

@@ -25,20 +25,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from proxy.auth.api_keys import ApiKeys
 from proxy.auth.keys_file import Key
 from proxy.batches import lines as lines_module
-from proxy.batches import rows
+from proxy.batches import records, rows
 from proxy.batches.database import Database
 from proxy.batches.lines import RequestLine
 from proxy.batches.own_requests import OwnAnswer, OwnRequests
-from proxy.batches.records import (
-    ACTIVE,
-    ENDED,
-    Batch,
-    LineResult,
-    Outcome,
-    Status,
-    StoredLine,
-    new_id,
-)
 from proxy.observe.record import Emit
 from proxy.request.models import ModelLoader, ModelNames
 from proxy.settings import JobSettings
@@ -55,13 +45,13 @@ class JobReporter:
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
-        self._lines: Counter[Outcome] = Counter({"completed": 0, "failed": 0, "expired": 0})
-        self._ended: Counter[Status] = Counter(dict.fromkeys(ENDED, 0))
-        self._active: dict[str, Status] = {}
+        self._lines: Counter[records.Outcome] = Counter({"completed": 0, "failed": 0, "expired": 0})
+        self._ended: Counter[records.Status] = Counter(dict.fromkeys(records.ENDED, 0))
+        self._active: dict[str, records.Status] = {}
         self._is_paused = False
         self._waits: dict[str, str] = {}
 
-    def note_status(self, batch: Batch) -> None:
+    def note_status(self, batch: records.Batch) -> None:
         if batch.is_active:
             self._active[batch.id] = batch.status
             return
@@ -77,14 +67,14 @@ class JobReporter:
             failed=batch.failed,
         )
 
-    def note_storage(self, batch: Batch, outcomes: Sequence[Outcome]) -> None:
+    def note_storage(self, batch: records.Batch, outcomes: Sequence[records.Outcome]) -> None:
         self._lines.update(outcomes)
         self._waits.pop(batch.id, None)
 
-    def note_wait(self, batch: Batch, reason: str) -> None:
+    def note_wait(self, batch: records.Batch, reason: str) -> None:
         self._waits[batch.id] = reason
 
-    def wait_reason(self, batch: Batch) -> str | None:
+    def wait_reason(self, batch: records.Batch) -> str | None:
         """Return why a batch makes no progress, or None."""
         return self._waits.get(batch.id)
 
@@ -107,7 +97,7 @@ class JobReporter:
         lines = CounterMetricFamily(
             "corral_batch_lines", "Lines of batches with a result, by outcome.", labels=("outcome",)
         )
-        counts = ((status, active[status]) for status in ACTIVE)
+        counts = ((status, active[status]) for status in records.ACTIVE)
         for family, found in (
             (batches, counts),
             (ended, self._ended.items()),
@@ -179,25 +169,25 @@ class KeyGone(Exception):
 
 
 async def run_line(
-    batch: Batch, line: StoredLine, request: RequestLine, tools: Tools, pause: Pause
+    batch: records.Batch, line: records.StoredLine, request: RequestLine, tools: Tools, pause: Pause
 ) -> None:
     """Compute a line and store its result, unless cancelled; raises KeyGone.
 
     `pause` waits a number of seconds while lines of other keys are computed.
     """
-    request_id = new_id("req_")
+    request_id = records.new_id("req_")
     answer = await _final_answer(batch, request, request_id, tools, pause)
     result = lines_module.result_of(line.number, request.custom_id, answer, request_id)
     await store(batch, [result], tools)
 
 
-async def store(batch: Batch, results: list[LineResult], tools: Tools) -> None:
+async def store(batch: records.Batch, results: list[records.LineResult], tools: Tools) -> None:
     await tools.database.run_until_done(rows.store_result, batch.key, results)
     tools.reporter.note_storage(batch, [result.outcome for result in results])
 
 
 async def _final_answer(
-    batch: Batch, request: RequestLine, request_id: str, tools: Tools, pause: Pause
+    batch: records.Batch, request: RequestLine, request_id: str, tools: Tools, pause: Pause
 ) -> OwnAnswer:
     failures = waits = 0
     while True:

@@ -15,17 +15,9 @@ from typing import Any, Final
 import orjson
 from multidict import CIMultiDict
 
+from proxy import errors
 from proxy.cache.prompt import ANYONE, CacheOwner
 from proxy.endpoints.feature import Core
-from proxy.errors import (
-    BodyTooLarge,
-    InternalError,
-    KeyLimited,
-    NotFound,
-    ProxyError,
-    UpstreamFailed,
-    quote,
-)
 from proxy.forward.arrays import GATHERED_MAX_BYTES
 from proxy.forward.forward import Forward
 from proxy.forward.response import Response
@@ -66,7 +58,7 @@ class HeldResponse(Response):
     async def _send(self, chunk: bytes) -> None:
         self._body += chunk
         if len(self._body) > GATHERED_MAX_BYTES:
-            raise UpstreamFailed(f"the response is larger than {GATHERED_MAX_BYTES} bytes")
+            raise errors.UpstreamFailed(f"the response is larger than {GATHERED_MAX_BYTES} bytes")
 
     async def _send_last(self, last: bytes) -> None:
         await self._send(last)
@@ -151,22 +143,22 @@ class OwnRequests:
 
     async def _try(
         self, send: Callable[[Share], Awaitable[None]], client: str, record: AccessRecord
-    ) -> ProxyError | None:
+    ) -> errors.ProxyError | None:
         """Send a request in flight and log it; return its failure, whatever that is."""
         core = self._core
-        failure: ProxyError | None = None
+        failure: errors.ProxyError | None = None
         try:
             in_flight = InFlightRequest(core.server_state.in_flight, record)
             with in_flight, core.bodies.share(client) as share:
                 await send(share)
-        except ProxyError as error:
+        except errors.ProxyError as error:
             failure = error
         except asyncio.CancelledError:
             record.status = CLIENT_GONE
             raise
         except Exception:  # noqa: BLE001 (like a client's: a failure is an answer)
             _log.exception("internal error in request %s", record.request_id)
-            failure = InternalError()
+            failure = errors.InternalError()
         finally:
             if failure:
                 record.fail(failure)
@@ -178,9 +170,9 @@ class OwnRequests:
         return CacheOwner(client, is_alone) if self._core.keys.are_needed else ANYONE
 
 
-def refusal(path: str, error: ProxyError) -> OwnAnswer:
+def refusal(path: str, error: errors.ProxyError) -> OwnAnswer:
     body = orjson.dumps(format_of(path).own_error(error))
-    return OwnAnswer(error.status, body, error.retry_after_s, isinstance(error, KeyLimited))
+    return OwnAnswer(error.status, body, error.retry_after_s, isinstance(error, errors.KeyLimited))
 
 
 async def _request(
@@ -189,11 +181,11 @@ async def _request(
     """Read a request and raise errors like `read_request`."""
     kind = ENDPOINTS["POST"].get(path)
     if kind is None:
-        raise NotFound(f"no instance has an endpoint {quote(path)}")
+        raise errors.NotFound(f"no instance has an endpoint {errors.quote(path)}")
     plain = {name: value for name, value in members.items() if name not in _STREAM_MEMBERS}
     body = encode_members(plain)
     if len(body) > share.settings.max_body_bytes:
-        raise BodyTooLarge(share.settings.max_body_bytes)
+        raise errors.BodyTooLarge(share.settings.max_body_bytes)
     share.add_bytes(len(body))
     await check_complexity(body, share)
     request = await share.run(

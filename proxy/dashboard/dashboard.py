@@ -27,43 +27,16 @@ from typing import Any, Final, NoReturn, get_args
 from aiohttp import web
 from attrs import define, field
 
-from proxy.auth.access import (
-    CHAT,
-    END_SESSION,
-    LIBRARIES,
-    PAGE,
-    ROOT,
-    SESSION,
-    SIGNED_IN,
-    Access,
-    check_admin,
-    check_same_origin,
-)
+from proxy import errors
+from proxy.auth import access, sessions
 from proxy.auth.api_keys import SignInLimit
 from proxy.auth.keys_file import Key
-from proxy.auth.sessions import (
-    PAGE_TOKEN,
-    Sessions,
-    SignedIn,
-    delete_cookie,
-    session_id_of,
-    set_cookie,
-)
 from proxy.common.background_tasks import persist
 from proxy.dashboard.host import DashboardHost, Verb
 from proxy.dashboard.live import LiveEndpoint, LiveState, lines_of
 from proxy.dashboard.state import INTERVAL_S
 from proxy.endpoints.feature import Core, Feature
 from proxy.endpoints.requests import Requests
-from proxy.errors import (
-    BadRequest,
-    Forbidden,
-    InvalidToken,
-    NotFound,
-    ProxyError,
-    Unauthorized,
-    UnknownModel,
-)
 from proxy.http.body import read_members
 from proxy.http.middleware import PATH_ID, Handler, Routes, json_response
 from proxy.request.models import client_models
@@ -139,8 +112,8 @@ class Dashboard(Feature):
 
     _core: Core
     _host: DashboardHost
-    _sessions: Sessions
-    _access: Access
+    _sessions: sessions.Sessions
+    _access: access.Access
     _requests: Requests
     _chat: Handler
     _limit: SignInLimit = field(factory=SignInLimit, init=False)
@@ -149,20 +122,20 @@ class Dashboard(Feature):
         self._live = LiveState(self._host, self._core, self._requests)
 
     def add_routes(self, routes: Routes) -> None:
-        routes.add(ROOT, get=self.root)
+        routes.add(access.ROOT, get=self.root)
         routes.add("/corral", get=self.redirect)
         routes.add("/corral/", get=self.index)
-        routes.add(PAGE + "{id}", get=self.page)
-        routes.add(LIBRARIES + "{id}", get=self.library)
-        routes.add(SESSION, get=self.show_session, post=self.begin_session)
-        routes.add(END_SESSION, post=self.end_session)
+        routes.add(access.PAGE + "{id}", get=self.page)
+        routes.add(access.LIBRARIES + "{id}", get=self.library)
+        routes.add(access.SESSION, get=self.show_session, post=self.begin_session)
+        routes.add(access.END_SESSION, post=self.end_session)
         LiveEndpoint(self._live, self._host, self._core, self._is_admin).add_routes(routes)
         for verb in get_args(Verb):
             routes.add(f"/corral/v1/models/{{id}}/{verb}", post=self._command(verb))
         routes.add("/corral/v1/logs", get=self.logs)
         routes.add("/corral/v1/logs/{id}", get=self.log)
         routes.add("/corral/v1/clients", get=self.clients)
-        routes.add(CHAT, post=self._chat)
+        routes.add(access.CHAT, post=self._chat)
 
     async def run(self) -> None:
         await persist("dashboard", self._sample)
@@ -175,7 +148,7 @@ class Dashboard(Feature):
     def _is_admin(self, request: web.BaseRequest) -> bool:
         try:
             key = self._access.key_of(request)
-        except ProxyError:
+        except errors.ProxyError:
             return False
         return key is not None and key.admin
 
@@ -184,7 +157,7 @@ class Dashboard(Feature):
     async def root(self, request: web.BaseRequest) -> web.Response:
         """Redirect a browser to the page; raises NotFound for other clients."""
         if "text/html" not in request.headers.get("Accept", ""):
-            raise NotFound("no such endpoint; GET /v1/models lists the models")
+            raise errors.NotFound("no such endpoint; GET /v1/models lists the models")
         return await self.redirect(request)
 
     async def redirect(self, _: web.BaseRequest) -> web.Response:
@@ -219,7 +192,7 @@ class Dashboard(Feature):
                 UnknownModel: There is no such model.
                 BadRequest: The model is on another machine.
             """
-            check_admin(request)
+            access.check_admin(request)
             model = self._local_model_id(request)
             self._host.command(verb, model)
             return json_response({"model": model, "verb": verb})
@@ -227,18 +200,18 @@ class Dashboard(Feature):
         return begin
 
     async def logs(self, request: web.BaseRequest) -> web.Response:
-        check_admin(request)
+        access.check_admin(request)
         return json_response({"sources": self._host.log_sources()})
 
     async def log(self, request: web.BaseRequest) -> web.Response:
-        check_admin(request)
+        access.check_admin(request)
         source = request[PATH_ID]
         lines = await self._host.log_tail(source, lines_of(request, _LINES))
         return json_response({"source": source, "lines": lines})
 
     async def clients(self, request: web.BaseRequest) -> web.Response:
         """Answer with the settings of client programs; raises UnknownModel."""
-        check_admin(request)
+        access.check_admin(request)
         url, needs_key = self._core.server_state.url, self._core.keys.are_needed
         found = await self._host.clients(request.query.get("model"), url, needs_key=needs_key)
         urls = {"openai": f"{url}/v1", "anthropic": url}
@@ -248,18 +221,18 @@ class Dashboard(Feature):
         name, models = request[PATH_ID], client_models(self._core.loader, request)
         info = next((model for model in models if model.id == name), None)
         if info is None:
-            raise UnknownModel(name, [model.id for model in models])
+            raise errors.UnknownModel(name, [model.id for model in models])
         if not info.is_local:
-            raise BadRequest(f"{name} is a model of another machine; control it there")
+            raise errors.BadRequest(f"{name} is a model of another machine; control it there")
         return name
 
     # Sessions.
 
     async def show_session(self, request: web.BaseRequest) -> web.Response:
         """Show the session; raises SessionTokenRequired for its cookie without its page token."""
-        if session_id := session_id_of(request):
-            self._sessions.use(session_id, request.headers.get(PAGE_TOKEN, ""))
-        return self._session_answer(request.get(SIGNED_IN))
+        if session_id := sessions.session_id_of(request):
+            self._sessions.use(session_id, request.headers.get(sessions.PAGE_TOKEN, ""))
+        return self._session_answer(request.get(access.SIGNED_IN))
 
     async def begin_session(self, request: web.BaseRequest) -> web.Response:
         """Open a session, or sign in one more tab of the browser's session.
@@ -272,14 +245,16 @@ class Dashboard(Feature):
             BadRequest: The body is larger than 4 KiB, or has no Content-Length.
             ProxyError: See `read_members` and `check_same_origin`.
         """
-        check_same_origin(request)
+        access.check_same_origin(request)
         if request.content_length is None or request.content_length > _MAX_BYTES:
-            raise BadRequest(f"the body needs a Content-Length of at most {_MAX_BYTES} bytes")
+            raise errors.BadRequest(
+                f"the body needs a Content-Length of at most {_MAX_BYTES} bytes"
+            )
         with self._core.bodies.share(client_of(request)) as share:
             members = await read_members(request, share)
         try:
-            session_id, page_token = self._open_session(members, session_id_of(request))
-        except Unauthorized:
+            session_id, page_token = self._open_session(members, sessions.session_id_of(request))
+        except errors.Unauthorized:
             # A correct one always signs in, so an attacker cannot lock out others at the same
             # address.
             address = request.remote or ""
@@ -288,7 +263,7 @@ class Dashboard(Feature):
             raise
         signed_in = self._sessions.use(session_id, page_token)
         response = self._session_answer(signed_in, page_token=page_token)
-        set_cookie(request, response, session_id)
+        sessions.set_cookie(request, response, session_id)
         return response
 
     async def end_session(self, request: web.BaseRequest) -> web.Response:
@@ -296,33 +271,35 @@ class Dashboard(Feature):
 
         Raises SessionTokenRequired for a session's cookie without its page token.
         """
-        check_same_origin(request)
-        if session_id := session_id_of(request):
-            self._sessions.use(session_id, request.headers.get(PAGE_TOKEN, ""))
+        access.check_same_origin(request)
+        if session_id := sessions.session_id_of(request):
+            self._sessions.use(session_id, request.headers.get(sessions.PAGE_TOKEN, ""))
             self._sessions.end(session_id)
         response = self._session_answer(None)
-        delete_cookie(request, response)
+        sessions.delete_cookie(request, response)
         return response
 
     def _open_session(self, members: dict[str, Any], session_id: str | None) -> tuple[str, str]:
         match members:
             case {"token": str(token)}:
                 if (new := self._sessions.redeem(token, session_id)) is None:
-                    raise InvalidToken
+                    raise errors.InvalidToken
                 return new
             case {"api_key": str(api_key)}:
                 return self._sessions.open_for(self._admin(api_key), session_id)
-        raise BadRequest('send {"token": TOKEN} or {"api_key": KEY}')
+        raise errors.BadRequest('send {"token": TOKEN} or {"api_key": KEY}')
 
     def _admin(self, api_key: str) -> Key:
         key = self._core.keys.with_text(api_key)
         if key is None:
-            raise Unauthorized("unknown API key; check it against `corral key list`")
+            raise errors.Unauthorized("unknown API key; check it against `corral key list`")
         if not key.admin:
-            raise Forbidden(f"API key {key.name!r} is not an admin's (admin = true in its file)")
+            raise errors.Forbidden(
+                f"API key {key.name!r} is not an admin's (admin = true in its file)"
+            )
         return key
 
-    def _session_answer(self, signed_in: SignedIn | None, **more: str) -> web.Response:
+    def _session_answer(self, signed_in: sessions.SignedIn | None, **more: str) -> web.Response:
         content: dict[str, object] = {
             "signed_in": signed_in is not None,
             "has_keys": self._core.keys.are_needed,
@@ -338,7 +315,7 @@ class Dashboard(Feature):
 
 def _answer(request: web.BaseRequest, file: StaticFile | None) -> web.Response:
     if file is None:
-        raise NotFound("the dashboard has no such file; its page is /corral/")
+        raise errors.NotFound("the dashboard has no such file; its page is /corral/")
     body, content_type, etag = file
     headers = {**_HEADERS, "ETag": etag}
     if etag in request.headers.get("If-None-Match", ""):

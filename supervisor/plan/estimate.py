@@ -34,16 +34,7 @@ from supervisor.builds.discover import Device, Engine
 from supervisor.builds.help import MTP, FlagValue, draft_limits, spec_types
 from supervisor.models.metadata import Gguf
 from supervisor.models.tensors import block_bytes
-from supervisor.plan import kv_cache
-from supervisor.plan.context import (
-    Chosen,
-    ContextLayout,
-    compute_bytes,
-    context_layout,
-    draft_layout,
-    input_bytes,
-    output_bytes,
-)
+from supervisor.plan import context, kv_cache
 from supervisor.plan.kv_cache import Cache
 
 _MIB: Final = 1024**2
@@ -87,7 +78,7 @@ class WorkerMemory:
 @dataclass(frozen=True, slots=True)
 class MemoryInputs:
     gguf: Gguf
-    chosen: Chosen  # every option that the build accepts, by today's name
+    chosen: context.Chosen  # every option that the build accepts, by today's name
     engine: Engine
     cpu_flags: frozenset[str] = frozenset()  # the CPU's features by their Linux names
     draft: Gguf | None = None  # the draft model, or None
@@ -95,7 +86,7 @@ class MemoryInputs:
 
     @property
     def cache(self) -> Cache:
-        return context_layout(self.gguf, self.chosen, self.engine).cache
+        return context.context_layout(self.gguf, self.chosen, self.engine).cache
 
     def with_flags(self, flags: Mapping[str, FlagValue]) -> MemoryInputs:
         return replace(self, chosen={**self.chosen, **flags})
@@ -130,7 +121,7 @@ def devices_of(memory_inputs: MemoryInputs) -> tuple[Device, ...]:
 
 def count_offloaded(
     memory_inputs: MemoryInputs,
-    layout: ContextLayout,
+    layout: context.ContextLayout,
     devices: tuple[Device, ...],
     extra_bytes: int,
 ) -> int:
@@ -172,14 +163,16 @@ def moved_weights(gguf: Gguf, count: int) -> int:
     return moved + (gguf.output_bytes if count else 0)
 
 
-def offloaded_kv_bytes(gguf: Gguf, layout: ContextLayout, count: int, chosen: Chosen) -> int:
+def offloaded_kv_bytes(
+    gguf: Gguf, layout: context.ContextLayout, count: int, chosen: context.Chosen
+) -> int:
     if chosen.get("kv-offload") is False:
         return 0
     return sum(kv_cache.layer_bytes(gguf, layout.cache)[layers_left(gguf, count) :])
 
 
 def on_devices(
-    memory_inputs: MemoryInputs, layout: ContextLayout, count: int, extra_bytes: int
+    memory_inputs: MemoryInputs, layout: context.ContextLayout, count: int, extra_bytes: int
 ) -> MemoryBreakdown:
     """Return the memory of all devices together; `extra_bytes` of it are not for layers."""
     gguf = memory_inputs.gguf
@@ -188,14 +181,14 @@ def on_devices(
     return MemoryBreakdown(
         weights=moved_weights(gguf, count) + (0 if gguf.output_bytes else gguf.embedding_bytes),
         kv=offloaded_kv_bytes(gguf, layout, count, memory_inputs.chosen),
-        compute=compute_bytes(gguf, layout),
+        compute=context.compute_bytes(gguf, layout),
         draft=extra_bytes - memory_inputs.projector_bytes,
         projector=memory_inputs.projector_bytes,
     )
 
 
 def split_between(
-    take: MemoryBreakdown, devices: tuple[Device, ...], chosen: Chosen
+    take: MemoryBreakdown, devices: tuple[Device, ...], chosen: context.Chosen
 ) -> Mapping[str, MemoryBreakdown]:
     """Split memory by `tensor-split` or by device memory; each has a full compute buffer."""
     if not take.total:
@@ -275,7 +268,7 @@ class Estimate:
 
 def estimate(memory_inputs: MemoryInputs) -> Estimate:
     gguf, chosen = memory_inputs.gguf, memory_inputs.chosen
-    layout = context_layout(gguf, chosen, memory_inputs.engine)
+    layout = context.context_layout(gguf, chosen, memory_inputs.engine)
     devices = devices_of(memory_inputs)
     draft = _draft_bytes(memory_inputs, layout)
     count = count_offloaded(memory_inputs, layout, devices, draft + memory_inputs.projector_bytes)
@@ -287,8 +280,10 @@ def estimate(memory_inputs: MemoryInputs) -> Estimate:
         weights=gguf.tensor_bytes - moved_weights(gguf, count),
         copies=_copies(gguf, memory_inputs) * layers_left(gguf, count) // max(1, gguf.layers),
         kv=_kv_bytes(gguf, layout) - offloaded_kv_bytes(gguf, layout, count, chosen),
-        compute=compute_bytes(gguf, layout) if on_host else input_bytes(gguf, layout),
-        output=output_bytes(gguf, layout),
+        compute=context.compute_bytes(gguf, layout)
+        if on_host
+        else context.input_bytes(gguf, layout),
+        output=context.output_bytes(gguf, layout),
         prompt_cache=layout.prompt_cache_bytes,
         checkpoints=layout.checkpoints
         * layout.cache.slots
@@ -328,23 +323,23 @@ def _worker_memory(devices: list[Device], taken: Mapping[str, MemoryBreakdown]) 
     )
 
 
-def _kv_bytes(gguf: Gguf, layout: ContextLayout) -> int:
+def _kv_bytes(gguf: Gguf, layout: context.ContextLayout) -> int:
     return (
         kv_cache.cache_bytes(gguf, layout.cache) + kv_cache.state_bytes(gguf) * layout.cache.slots
     )
 
 
-def _draft_bytes(memory_inputs: MemoryInputs, layout: ContextLayout) -> int:
+def _draft_bytes(memory_inputs: MemoryInputs, layout: context.ContextLayout) -> int:
     """Return the memory for drafting; a draft model or draft layers have a second context."""
-    own, draft = draft_layout(layout, memory_inputs.chosen), memory_inputs.draft
+    own, draft = context.draft_layout(layout, memory_inputs.chosen), memory_inputs.draft
     if draft is None:
         return _draft_layers_bytes(memory_inputs, own)
-    buffers = compute_bytes(draft, own) + output_bytes(draft, own)
+    buffers = context.compute_bytes(draft, own) + context.output_bytes(draft, own)
     weights = draft.tensor_bytes + _copies(draft, memory_inputs)
     return weights + _kv_bytes(draft, own) + buffers
 
 
-def _draft_layers_bytes(memory_inputs: MemoryInputs, own: ContextLayout) -> int:
+def _draft_layers_bytes(memory_inputs: MemoryInputs, own: context.ContextLayout) -> int:
     gguf, chosen = memory_inputs.gguf, memory_inputs.chosen
     if not gguf.draft_layers or MTP not in spec_types(chosen):
         return 0
@@ -353,7 +348,7 @@ def _draft_layers_bytes(memory_inputs: MemoryInputs, own: ContextLayout) -> int:
     states = kv_cache.state_bytes(gguf) * own.cache.slots * drafted
     count, heads = gguf.draft_layers, max(gguf.kv_heads, default=0)
     layers = replace(gguf, kv_heads=(heads,) * count, sliding=(False,) * count)
-    buffers = compute_bytes(gguf, own) + output_bytes(gguf, own)
+    buffers = context.compute_bytes(gguf, own) + context.output_bytes(gguf, own)
     return kv_cache.cache_bytes(layers, own.cache) + states + buffers
 
 

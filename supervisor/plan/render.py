@@ -21,15 +21,7 @@ from supervisor.builds.help import (
     recorded_names,
 )
 from supervisor.errors import SettingsInvalid
-from supervisor.plan.setting import (
-    IMPLIED,
-    MOVED,
-    MOVED_BACK,
-    OLDER_WORDS,
-    ONCE_BARE,
-    SPELLINGS,
-    reserved_reason,
-)
+from supervisor.plan import setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +58,13 @@ def canonical(name: str, value: FlagValue, flags: Flags) -> tuple[str, FlagValue
     """
     key, value = _positive(plain_name(name), value, flags)
     key = _todays(key)
-    if key not in SPELLINGS and (flag := flags.find(key)):
+    if key not in setting.SPELLINGS and (flag := flags.find(key)):
         key = _todays(flag.key)
-    key, value = MOVED.get((key, value), (key, value))
+    key, value = setting.MOVED.get((key, value), (key, value))
     if key == "spec-type":
-        words = {old: word for (name, word), old in OLDER_WORDS.items() if name == key}
+        words = {old: word for (name, word), old in setting.OLDER_WORDS.items() if name == key}
         value = words.get(value, value)
-    if reason := reserved_reason(key):
+    if reason := setting.reserved_reason(key):
         raise SettingsInvalid(f"{name} cannot be set: {reason}")
     return key, value
 
@@ -89,7 +81,7 @@ def _positive(key: str, value: FlagValue, flags: Flags) -> tuple[str, FlagValue]
 
 
 def _todays(key: str) -> str:
-    return next((new for new, old in SPELLINGS.items() if key in old), key)
+    return next((new for new, old in setting.SPELLINGS.items() if key in old), key)
 
 
 def _render_setting(key: str, value: FlagValue, flags: Flags) -> RenderedFlag | OmittedFlag:
@@ -101,18 +93,18 @@ def _render_setting(key: str, value: FlagValue, flags: Flags) -> RenderedFlag | 
             if rendered := _render_spelling(key, name, spelled, flag, flags):
                 return rendered
             reason = f"this build's --{key} does not accept {value}, only {', '.join(flag.choices)}"
-            if isinstance(value, bool) or key in ONCE_BARE:
+            if isinstance(value, bool) or key in setting.ONCE_BARE:
                 reason = f"this build has no form of --{key} for its default"
-            return key, value, IMPLIED.get((key, value), reason)
+            return key, value, setting.IMPLIED.get((key, value), reason)
         unusable = unusable or flag
-    return key, value, IMPLIED.get((key, value)) or _omission_reason(key, unusable)
+    return key, value, setting.IMPLIED.get((key, value)) or _omission_reason(key, unusable)
 
 
 def _spellings(key: str, value: FlagValue) -> Iterator[tuple[str, FlagValue]]:
     yield key, value
-    for older in SPELLINGS.get(key, ()):
+    for older in setting.SPELLINGS.get(key, ()):
         yield older, value
-    if moved := MOVED_BACK.get((key, value)):
+    if moved := setting.MOVED_BACK.get((key, value)):
         yield moved
 
 
@@ -147,15 +139,15 @@ def _render_spelling(
 
 def _translate_value(flag: Flag, key: str, value: FlagValue) -> FlagValue:
     """Return the value in this build's words; a bool if the option is a switch in this build."""
-    if key in ONCE_BARE and flag.hint is None:
+    if key in setting.ONCE_BARE and flag.hint is None:
         return value if isinstance(value, bool) else value == "on"
-    if isinstance(value, bool) and (key in ONCE_BARE or {"on", "off"} <= set(flag.choices)):
+    if isinstance(value, bool) and (key in setting.ONCE_BARE or {"on", "off"} <= set(flag.choices)):
         return "on" if value else "off"
     if isinstance(value, bool) and flag.kind not in {"switch", "unknown"}:
         raise SettingsInvalid(f"{key} needs a value ({flag.hint})", hint=_allowed_values(flag))
     if not isinstance(value, bool) and flag.kind == "switch":
         raise SettingsInvalid(f"{key} takes no value", hint=f"write {key} = true or {key} = false")
-    older = OLDER_WORDS.get((key, value))
+    older = setting.OLDER_WORDS.get((key, value))
     return value if older is None or flag.kind == "unknown" or value in flag.choices else older
 
 

@@ -18,18 +18,7 @@ from supervisor.builds.discover import Device
 from supervisor.builds.help import Flags, FlagValue, draft_limits, newest_flags
 from supervisor.builds.installed import EngineSetting
 from supervisor.errors import SettingsInvalid
-from supervisor.plan.auto import (
-    AUTO,
-    AUTO_VALUES,
-    CONTEXT,
-    SLOTS,
-    PlanInputs,
-    adapt_slots,
-    cache_count,
-    ctx_slot,
-    positive,
-    slots,
-)
+from supervisor.plan import auto
 from supervisor.plan.draft import DSPARK, SIMPLE, Draft, DraftSetting, draft_type
 from supervisor.plan.embedding import FLAG as MMPROJ
 from supervisor.plan.embedding import embedding_batches, embedding_slots, explicit_purpose
@@ -71,7 +60,7 @@ class BatchingSettings(SettingsTable):
             if (value := getattr(self, key)) is not None
         }
         if self.max_context_length is not None:
-            given["ctx-size"] = Setting(AUTO, BATCHING)
+            given["ctx-size"] = Setting(auto.AUTO, BATCHING)
         return given
 
     def conflicts(self, flags: Mapping[str, FlagValue]) -> Iterator[tuple[str, str]]:
@@ -202,7 +191,7 @@ def resolve(
     entry: ModelEntry,
     profile: Profile,
     flags: Flags,
-    inputs: PlanInputs,
+    inputs: auto.PlanInputs,
     draft: Draft,
     devices: tuple[Device, ...] = (),
 ) -> SettingsByFlag:
@@ -216,7 +205,7 @@ def resolve(
 
 def is_auto(key: str, value: FlagValue) -> bool:
     """Return whether we derive this value; other options have an `auto` of their own."""
-    return key in AUTO_VALUES and value == AUTO
+    return key in auto.AUTO_VALUES and value == auto.AUTO
 
 
 def _merge(entry: ModelEntry, profile: Profile, flags: Flags, draft: Draft) -> SettingsByFlag:
@@ -265,28 +254,31 @@ def _canonical(
     return {key: Setting(value, origin(name)) for name, (key, value) in found}
 
 
-def _derive_settings(settings: SettingsByFlag, inputs: PlanInputs) -> SettingsByFlag:
+def _derive_settings(settings: SettingsByFlag, inputs: auto.PlanInputs) -> SettingsByFlag:
     chosen = {k: v.value for k, v in settings.items() if not is_auto(k, v.value)}
     found: dict[str, Setting] = {}
-    for key, decide in AUTO_VALUES.items():
+    for key, decide in auto.AUTO_VALUES.items():
         if key in settings and key not in chosen:
-            adapted = inputs.adapted.get(key) if key != SLOTS else None
+            adapted = inputs.adapted.get(key) if key != auto.SLOTS else None
             found[key] = adapted or decide(inputs, chosen)
             chosen[key] = found[key].value
-    if {SLOTS, CONTEXT} <= found.keys() and SLOTS in inputs.adapted:
-        found |= adapt_slots({**settings, **found}, inputs)
+    if {auto.SLOTS, auto.CONTEXT} <= found.keys() and auto.SLOTS in inputs.adapted:
+        found |= auto.adapt_slots({**settings, **found}, inputs)
     derived = {key: replace(setting, is_derived=True) for key, setting in found.items()}
     return {**settings, **derived}
 
 
-def _cap_context(settings: SettingsByFlag, inputs: PlanInputs) -> SettingsByFlag:
+def _cap_context(settings: SettingsByFlag, inputs: auto.PlanInputs) -> SettingsByFlag:
     ctx, trained = settings.get("ctx-size"), inputs.gguf.ctx_train
     chosen = values(settings)
-    if not (ctx and trained and ctx.origin.startswith("profile")) or ctx_slot(chosen) <= trained:
+    if (
+        not (ctx and trained and ctx.origin.startswith("profile"))
+        or auto.ctx_slot(chosen) <= trained
+    ):
         return settings
     reason = f"{trained} tokens per slot, the model's training context; "
     reason += f"{ctx.origin} has {ctx.value}"
-    return {**settings, "ctx-size": Setting(trained * cache_count(chosen), "gguf", reason)}
+    return {**settings, "ctx-size": Setting(trained * auto.cache_count(chosen), "gguf", reason)}
 
 
 def _raise_batch(settings: SettingsByFlag) -> SettingsByFlag:
@@ -299,9 +291,11 @@ def _raise_batch(settings: SettingsByFlag) -> SettingsByFlag:
     """
     batch = settings.get("batch-size")
     chosen = values(settings)
-    drafted = [positive(key, chosen.get(key, default)) for key, default in draft_limits(chosen)]
-    needed = slots(chosen) * (1 + max(drafted, default=0))
-    if batch is None or not drafted or positive("batch-size", batch.value) >= needed:
+    drafted = [
+        auto.positive(key, chosen.get(key, default)) for key, default in draft_limits(chosen)
+    ]
+    needed = auto.slots(chosen) * (1 + max(drafted, default=0))
+    if batch is None or not drafted or auto.positive("batch-size", batch.value) >= needed:
         return settings
-    reason = f"{batch.value} ({batch.origin}) is less than {slots(chosen)} slots draft at once"
+    reason = f"{batch.value} ({batch.origin}) is less than {auto.slots(chosen)} slots draft at once"
     return {**settings, "batch-size": Setting(needed, CORRAL, reason)}

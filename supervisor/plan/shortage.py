@@ -7,20 +7,14 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from supervisor.builds.help import FlagValue
+from supervisor.plan import fit
 from supervisor.plan.estimate import Estimate, MemoryInputs, estimate
-from supervisor.plan.fit import (
-    MemoryCapacity,
-    first_lack,
-    misfit_reason,
-    shorter_contexts,
-    smaller_cache,
-)
 from supervisor.system.machine import Machine
 
 
 def shortage(found: Estimate, free: Mapping[str, int]) -> str | None:
     """Return why device memory is short now, or None; `free` has the known bytes by device."""
-    return first_lack(
+    return fit.first_lack(
         *((name, taken, free.get(name)) for name, taken in found.devices.items()),
         *((f"worker {name}", own.taken, own.free_bytes) for name, own in found.workers.items()),
         what=" free",
@@ -64,8 +58,8 @@ def _fewer_layers(memory_inputs: MemoryInputs) -> Iterator[Mapping[str, FlagValu
 
 # In the order in which they are tried: the mildest for users first.
 _KINDS: Final[Mapping[Kind, Callable[[MemoryInputs], Iterator[Mapping[str, FlagValue]]]]] = {
-    "context": shorter_contexts,
-    "cache": smaller_cache,
+    "context": fit.shorter_contexts,
+    "cache": fit.smaller_cache,
     "layers": _fewer_layers,
 }
 
@@ -90,7 +84,7 @@ class Replicas:
 
 
 def decide(
-    memory_inputs: MemoryInputs, machine: Machine, has: MemoryCapacity, models: int
+    memory_inputs: MemoryInputs, machine: Machine, has: fit.MemoryCapacity, models: int
 ) -> Replicas:
     """Decide the number of instances of a model, which shares the machine with other models."""
     models = max(1, models)
@@ -110,13 +104,15 @@ def decide(
     return Replicas(count, reason, tuple(has.devices)[:count])
 
 
-def _by_memory(memory_inputs: MemoryInputs, has: MemoryCapacity, models: int) -> int:
+def _by_memory(memory_inputs: MemoryInputs, has: fit.MemoryCapacity, models: int) -> int:
     """Return how many instances fit into the model's share of main memory; they share weights."""
     found = estimate(memory_inputs)
     room = has.host // models - found.mapped_bytes
     return max(1, room // max(1, found.own_bytes))
 
 
-def _is_held_by(memory_inputs: MemoryInputs, has: MemoryCapacity, device: str) -> bool:
+def _is_held_by(memory_inputs: MemoryInputs, has: fit.MemoryCapacity, device: str) -> bool:
     alone = estimate(memory_inputs.with_flags({"device": device}))
-    return alone.layers_offloaded > memory_inputs.gguf.layers and misfit_reason(alone, has) is None
+    return (
+        alone.layers_offloaded > memory_inputs.gguf.layers and fit.misfit_reason(alone, has) is None
+    )

@@ -37,15 +37,8 @@ from proxy.auth.keys_file import read_private
 from proxy.errors import ConfigError
 from supervisor.engine.client import SlotFileInfo
 from supervisor.errors import SettingsInvalid
+from supervisor.slot_store import slot_file
 from supervisor.slot_store.manifest import SHA256_DIGITS, Manifest
-from supervisor.slot_store.slot_file import (
-    InvalidSlotFile,
-    SlotFileHeader,
-    SlotKeyMissing,
-    check_header,
-    check_size,
-    read_checked,
-)
 from supervisor.system.files import sha256_of, sync, xxh3_of
 
 if TYPE_CHECKING:
@@ -166,7 +159,7 @@ def unseal(sealed: str, key: SlotKey, context: bytes) -> str:
         cipher = _cipher(key, raw[:_SALT_BYTES], context)
         return cipher.decrypt(_nonce(0, 1), raw[_SALT_BYTES:], None).decode()
     except (InvalidTag, ValueError) as error:
-        raise InvalidSlotFile(_ALTERED) from error
+        raise slot_file.InvalidSlotFile(_ALTERED) from error
 
 
 class _Decrypted(io.RawIOBase):
@@ -196,7 +189,7 @@ def _decrypt_chunks(file: BinaryIO, key: SlotKey, context: bytes) -> Iterator[by
 
     head = file.read(_HEAD_BYTES)
     if len(head) < _HEAD_BYTES or not head.startswith(_MAGIC):
-        raise InvalidSlotFile("it does not start like an encrypted file")
+        raise slot_file.InvalidSlotFile("it does not start like an encrypted file")
     cipher = _cipher(key, head[len(_MAGIC) :], context)
     left_bytes = os.fstat(file.fileno()).st_size - _HEAD_BYTES
     count = _frames(left_bytes, _FRAME_BYTES + _TAG_BYTES)
@@ -205,7 +198,7 @@ def _decrypt_chunks(file: BinaryIO, key: SlotKey, context: bytes) -> Iterator[by
         try:
             yield cipher.decrypt(_nonce(number, count), frame, None)
         except InvalidTag as error:
-            raise InvalidSlotFile(_ALTERED) from error
+            raise slot_file.InvalidSlotFile(_ALTERED) from error
 
 
 def _cipher(key: SlotKey, salt: bytes, context: bytes) -> AESGCM:
@@ -250,7 +243,9 @@ class SlotContent:
     def is_readable(self, manifest: Manifest) -> bool:
         return not manifest.key_id or manifest.key_id in self.keys
 
-    def complete(self, unverified: Manifest, spooled: Path, header: SlotFileHeader) -> Manifest:
+    def complete(
+        self, unverified: Manifest, spooled: Path, header: slot_file.SlotFileHeader
+    ) -> Manifest:
         """Return the complete manifest of a file; an encrypted file needs no hashes."""
         if self.keys:
             return replace(unverified, key_id=next(iter(self.keys)))
@@ -269,7 +264,7 @@ class SlotContent:
             return manifest
         try:
             fingerprint = unseal(manifest.fingerprint, self._key(manifest), _seal_context(manifest))
-        except InvalidSlotFile:
+        except slot_file.InvalidSlotFile:
             fingerprint = ""
         return replace(manifest, fingerprint=fingerprint)
 
@@ -291,7 +286,7 @@ class SlotContent:
         the spool is full (ENOSPC).
         """
         if manifest.key_id:
-            check_size(path, encrypted_bytes(manifest.size_bytes))
+            slot_file.check_size(path, encrypted_bytes(manifest.size_bytes))
             _check_room(link.parent, manifest.size_bytes)
             decrypt(path, link, self._key(manifest), _context(manifest))
             return
@@ -299,22 +294,22 @@ class SlotContent:
         is_older = len(manifest.checksum) == SHA256_DIGITS
         checksum = (sha256_of if is_older else xxh3_of)(path)
         if (header.digest, checksum) != (manifest.tokens_sha256, manifest.checksum):
-            raise InvalidSlotFile("its content was altered")
+            raise slot_file.InvalidSlotFile("its content was altered")
         _link(path, link, manifest.size_bytes)
 
-    def header(self, path: Path, manifest: Manifest) -> SlotFileHeader:
+    def header(self, path: Path, manifest: Manifest) -> slot_file.SlotFileHeader:
         """Read the header of a file; raises as `take`."""
         expected = SlotFileInfo(manifest.tokens, manifest.size_bytes)
         if not manifest.key_id:
-            return read_checked(path, expected)
-        check_size(path, encrypted_bytes(manifest.size_bytes))
+            return slot_file.read_checked(path, expected)
+        slot_file.check_size(path, encrypted_bytes(manifest.size_bytes))
         with open_decrypted(path, self._key(manifest), _context(manifest)) as file:
-            return check_header(file, expected)
+            return slot_file.check_header(file, expected)
 
     def _key(self, manifest: Manifest) -> SlotKey:
         found = self.keys.get(manifest.key_id)
         if found is None:
-            raise SlotKeyMissing(f"its key {manifest.key_id} is not at hand")
+            raise slot_file.SlotKeyMissing(f"its key {manifest.key_id} is not at hand")
         return found
 
 

@@ -36,14 +36,9 @@ from supervisor.engine.client import (
     SlotFileInfo,
 )
 from supervisor.plan.plan import Plan
+from supervisor.slot_store import policy
 from supervisor.slot_store.file_index import CataloguedFile
 from supervisor.slot_store.manifest import CacheKey, Manifest
-from supervisor.slot_store.policy import (
-    fill_order,
-    to_restore,
-    uses_prompt_similarity,
-    worth_saving,
-)
 from supervisor.slot_store.save_limits import SpooledFile
 from supervisor.slot_store.slot_file import InvalidSlotFile, SlotFileMissing, SlotKeyMissing
 from supervisor.slot_store.slot_files import SlotTask
@@ -86,7 +81,7 @@ def _worth_saving(
     task.spool()  # makes the directory whose free space counts
     gguf = task.plan.gguf
     values = sum(gguf.kv_heads) * (gguf.key_length + gguf.value_length)
-    return worth_saving(
+    return policy.worth_saving(
         found,
         saved_tasks,
         task.files.budget,
@@ -218,7 +213,7 @@ async def restore(
     filled = await _fill(task, client, found)
     restored += [entry.manifest for entry in filled.values()]
     if filled and needs_refresh(task.plan):
-        empty = [id_slot for id_slot in fill_order(found) if id_slot not in filled]
+        empty = [id_slot for id_slot in policy.fill_order(found) if id_slot not in filled]
         for id_slot in empty[:1]:
             await client_module.refresh_slot(client, id_slot)
         for id_slot in reversed(filled):
@@ -234,7 +229,7 @@ async def _fill(
     task: SlotTask, client: EngineClient, found: Sequence[SlotState]
 ) -> dict[int, CataloguedFile]:
     """Restore the latest conversations, if the engine uses restored slots; return them by slot."""
-    empty, filled = fill_order(found), dict[int, CataloguedFile]()
+    empty, filled = policy.fill_order(found), dict[int, CataloguedFile]()
     if not await uses_restored(task, client, _to_restore(task, found), empty[0]):
         return {}
     for entry in _to_restore(task, found):  # some may be invalid
@@ -253,7 +248,7 @@ def needs_refresh(plan: Plan) -> bool:
     # An engine that does not match prompts looks for a conversation in cache-ram if the request
     # names no slot, as requests to some endpoints cannot. It copies idle slots there when another
     # slot is used, so at least two slots must be used. The slot used last is reused last.
-    return plan.slots > 1 and not uses_prompt_similarity(plan)
+    return plan.slots > 1 and not policy.uses_prompt_similarity(plan)
 
 
 def restored_slot(slot: SlotState, filled: Mapping[int, CataloguedFile]) -> RestoredSlot:
@@ -275,7 +270,7 @@ async def _empty_spool(task: SlotTask, spool: Path) -> None:
 
 
 def _to_restore(task: SlotTask, found: Sequence[SlotState]) -> list[CataloguedFile]:
-    return to_restore(
+    return policy.to_restore(
         task.files.catalogue.files(),
         task.key_digest,
         replica=task.replica,
