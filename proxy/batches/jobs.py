@@ -106,7 +106,14 @@ async def read_upload(request: web.BaseRequest, upload: Upload, timeout_s: float
         StorageFull: There is no space for the file.
         StorageFailed: The database cannot be used.
     """
-    reader = _reader(request)
+    content_type = request.headers.get("Content-Type", "")
+    if not is_form(content_type):
+        raise BadRequest("send the file as multipart/form-data with the fields purpose and file")
+    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise BadRequest("send the form without a Content-Encoding")
+    boundary = boundary_of(content_type)
+    headers = {"Content-Type": f'multipart/form-data; boundary="{boundary}"'}
+    reader = MultipartReader(headers, request.content)
     try:
         async with asyncio.timeout(timeout_s):
             return await _read(reader, upload)
@@ -119,17 +126,6 @@ async def read_upload(request: web.BaseRequest, upload: Upload, timeout_s: float
         raise form_error(error) from error
     except (web.RequestPayloadError, ConnectionError) as error:
         raise BadRequest("the body ended before its form did") from error
-
-
-def _reader(request: web.BaseRequest) -> MultipartReader:
-    content_type = request.headers.get("Content-Type", "")
-    if not is_form(content_type):
-        raise BadRequest("send the file as multipart/form-data with the fields purpose and file")
-    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
-        raise BadRequest("send the form without a Content-Encoding")
-    boundary = boundary_of(content_type)
-    headers = {"Content-Type": f'multipart/form-data; boundary="{boundary}"'}
-    return MultipartReader(headers, request.content)
 
 
 async def _read(reader: MultipartReader, upload: Upload) -> int | None:

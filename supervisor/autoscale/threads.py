@@ -178,23 +178,19 @@ def _claims_lately(inputs: ThreadsInputs) -> _Claims | None:
     spans = [last_samples(inputs.samples, span_s) for span_s in (_QUICK_S, _SLOW_S, _LONGEST_S)]
     # Until the longest span has samples, all samples count.
     others = max(mean_others_cores(span or inputs.samples) for span in spans)
-    sharing = _sharing_lately(inputs)
+    # Without evidence from busy times: the number of running instances.
+    found = [
+        mean_sharing(inputs.samples, name)
+        for name in inputs.instances
+        if sum(sample.load.span_s for sample in busy_samples(inputs.samples, name)) >= _EVIDENCE_S
+    ]
+    sharing = max(found, default=float(max(1, len(inputs.samples[-1].busy))))
     return _Claims(others, _round_cores(others, _LEAVES_CORES), _round_cores(sharing, _LEAVES_TIME))
 
 
 def _round_cores(amount: float, least: float) -> int:
     """Round up if the fraction is at least `least`, otherwise down."""
     return math.floor(amount + 1 - least)
-
-
-def _sharing_lately(inputs: ThreadsInputs) -> float:
-    """Return `mean_sharing`, or the number of running instances if these were hardly used."""
-    found = [
-        mean_sharing(inputs.samples, name)
-        for name in inputs.instances
-        if sum(sample.load.span_s for sample in busy_samples(inputs.samples, name)) >= _EVIDENCE_S
-    ]
-    return max(found, default=float(max(1, len(inputs.samples[-1].busy))))
 
 
 def _threads_alone(inputs: ThreadsInputs) -> int:

@@ -170,18 +170,6 @@ class OllamaHostAdapter:
 
             key = key_text(("models", model))
             raise NotServed(f"remove [{key}] from corral.toml, and then its file")
-        await self._unload_and_wait(model)
-        try:
-            await command_envelope(["model", "remove", "--yes", model])
-        except CorralError as error:
-            raise _proxy_error(error) from error
-        await self._apply()
-
-    def _check_served(self, purpose: str) -> None:
-        if not self._fleet.planner.settings.serve_found:
-            raise NotServed(f"{purpose}, set serve_found = true in corral.toml")
-
-    async def _unload_and_wait(self, model: str) -> None:
         with self._changes() as changed:
             is_unloaded = self._admission.command("unload", [model])
             try:
@@ -191,6 +179,15 @@ class OllamaHostAdapter:
                         changed.clear()
             except TimeoutError:
                 raise Conflict(f"{model} still answers requests; retry later") from None
+        try:
+            await command_envelope(["model", "remove", "--yes", model])
+        except CorralError as error:
+            raise _proxy_error(error) from error
+        await self._apply()
+
+    def _check_served(self, purpose: str) -> None:
+        if not self._fleet.planner.settings.serve_found:
+            raise NotServed(f"{purpose}, set serve_found = true in corral.toml")
 
     async def _apply(self) -> None:
         try:

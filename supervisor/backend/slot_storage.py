@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -248,11 +248,7 @@ class ConversationForgetter:
         _, known = find_conversation(await self._files.turns(), turns)
         hashes, held, numbers = self._router.cache.forget_conversations(known)
         await self._fleet.slot_storage.settle()  # running saves are stored first, then deleted
-        erased = await self._erase(held)
-        return await self._files.forget(names, hashes), erased, self._router.are_in_use(numbers)
-
-    async def _erase(self, held: Iterable[tuple[str, int]]) -> int:
-        """Empty slots and return how many; a slot in use is emptied after its request."""
+        # A slot in use is emptied after its request.
         replicas = self._fleet.all_replicas()
         snapshots = {replica.name: replica.instance.snapshot() for replica in replicas}
         erased = 0
@@ -267,4 +263,5 @@ class ConversationForgetter:
                 ):
                     await client_module.erase(client, id_slot)
                     erased += 1
-        return erased
+
+        return await self._files.forget(names, hashes), erased, self._router.are_in_use(numbers)

@@ -231,24 +231,28 @@ class Search:
         """Search until the result is certain or the time is over; raises BaseFailed."""
         self._progress = progress or self._progress
         await self.measure_base(self.time_at(_BASE_UNTIL))
-        alive = await self._screen()
-        finalists = await self._accept_finalists(await self._combine(alive))
-        final = await self._final(finalists)
-        winner, comparison = self._decide(finalists, final)
-        return Outcome(winner, comparison, self._untried, final)
-
-    async def _screen(self) -> list[Variant]:
-        """Measure as many variants as time allows; take more time while none of them helps."""
+        # As many variants as time allows; more time while none of them helps.
         self._stage = "screening"
         alive: list[Variant] = []
         for share in _SCREEN_UNTIL:
             until_s = self.time_at(share)
-            count = self._affordable(until_s)
+            # All passes must have time for them; each pass has half of the last.
+            measurements = (until_s - self._clock()) / self.cost_s * _GROUP / (_GROUP + 1)
+            count = max(0, int(measurements / sum(0.5**number for number in range(_PASSES))))
             tried, self._untried = self._untried[:count], self._untried[count:]
             alive += await self.halve(tried, until_s, _KEPT)
             if any(self.trials.ratio(variant) > _PROMISING for variant in alive):
                 break
-        return alive
+
+        finalists = await self._accept_finalists(await self._combine(alive))
+        self._stage = "final"
+        first = self.number + 1
+        for _ in range(_FINAL_ROUNDS if finalists else 0):
+            if not await self.measure_round(finalists, self.time_at(1)):
+                break
+        final = range(first, self.number + 1)
+        winner, comparison = self._decide(finalists, final)
+        return Outcome(winner, comparison, self._untried, final)
 
     async def _combine(self, alive: Sequence[Variant]) -> list[Variant]:
         """Measure combinations of what helps, and the best alone; return all that help."""
@@ -295,14 +299,6 @@ class Search:
             return "there was no time to check its quality"
         self._show()
         return await self._check(variant, left_s)
-
-    async def _final(self, finalists: Sequence[Variant]) -> range:
-        self._stage = "final"
-        first = self.number + 1
-        for _ in range(_FINAL_ROUNDS if finalists else 0):
-            if not await self.measure_round(finalists, self.time_at(1)):
-                break
-        return range(first, self.number + 1)
 
     def _decide(
         self, finalists: Sequence[Variant], final: range
@@ -363,11 +359,6 @@ class Search:
                 return False  # out of time, which says nothing about the variant
             self.trials.add(variant, self.number, found)
         return True
-
-    def _affordable(self, until_s: float) -> int:
-        """Return how many variants all passes have time for; each pass has half of the last."""
-        measurements = (until_s - self._clock()) / self.cost_s * _GROUP / (_GROUP + 1)
-        return max(0, int(measurements / sum(0.5**number for number in range(_PASSES))))
 
     def time_at(self, share: float) -> float:
         """Return the clock's time when this share of the time since the base is used."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -106,13 +106,10 @@ def choose(
     own = of_profile(settings, directories, model)
     if not profiles:
         return plain_variant(own.plan), own
-    return _unique(
+    specs = (
         plain_variant(own.plan) if name == PLAIN else of_profile(settings, directories, model, name)
         for name in profiles
     )
-
-
-def _unique(specs: Iterable[VariantSpec]) -> tuple[VariantSpec, ...]:
     seen = Counter[str]()
     found = []
     for spec in specs:

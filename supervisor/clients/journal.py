@@ -281,11 +281,6 @@ def _dump_toml(document: tomlkit.TOMLDocument, text: str) -> str:
     return tomlkit.dumps(document).rstrip("\n") + (text[len(text.rstrip("\n")) :] or "\n")
 
 
-def _comments(text: str) -> str:
-    lines = text.splitlines(keepends=True)
-    return "".join(line for line in lines if line.lstrip().startswith("#"))
-
-
 def _load_yaml(text: str, place: programs.Place) -> Any:
     """Return the document; an empty text gives the list or table that the place needs."""
     try:
@@ -299,7 +294,8 @@ def _load_yaml(text: str, place: programs.Place) -> Any:
 
 def _dump_yaml(document: Any, text: str) -> str:
     if not document:
-        return _comments(text)
+        lines = text.splitlines(keepends=True)
+        return "".join(line for line in lines if line.lstrip().startswith("#"))
     yaml, stream = _yaml(), StringIO()
     _, indent, offset = load_yaml_guess_indent(StringIO(text)) if text.strip() else (0, None, None)
     sequence = (offset or 0) + _YAML_INDENT

@@ -11,7 +11,7 @@ import hashlib
 import math
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,13 +77,11 @@ def _figures(found: Mapping[str, Any]) -> TrialFigures:
             # No conversation of this daemon has such a name: their numbers begin at 1 again.
             conversation = side.latest(f"before {number}")
             for figure, values in zip(FIGURES, lists, strict=True):
-                conversation.values[figure].extend(_values(values))
+                conversation.values[figure].extend(
+                    (_number(value), int(_number(others))) for value, others in values
+                )
             conversation.is_excluded = bool(is_excluded)
     return figures
-
-
-def _values(found: Iterable[Any]) -> Iterator[Value]:
-    return ((_number(value), int(_number(others))) for value, others in found)
 
 
 def _number(value: Any) -> float:

@@ -80,7 +80,9 @@ class ObservedMemory:
 
     def note(self, fingerprint: LaunchFingerprint, own_bytes: int) -> int:
         """Note the present memory, 0 without a process; return the most."""
-        key = _key(fingerprint)
+        flags = sorted(fingerprint.flags.items())
+        files = (fingerprint.engine, fingerprint.model, fingerprint.draft)
+        key = repr((files, fingerprint.library_dirs, flags, fingerprint.args))
         most = self._own_bytes[key] = max(own_bytes, self._own_bytes.pop(key, 0))
         if len(self._own_bytes) > self._observed_max:
             del self._own_bytes[next(iter(self._own_bytes))]
@@ -225,12 +227,6 @@ class MemoryUsage:
                 estimate = plan.estimate
             self._estimates[key] = changed, estimate
         return self._estimates[key][1]
-
-
-def _key(fingerprint: LaunchFingerprint) -> str:
-    flags = sorted(fingerprint.flags.items())
-    files = (fingerprint.engine, fingerprint.model, fingerprint.draft)
-    return repr((files, fingerprint.library_dirs, flags, fingerprint.args))
 
 
 def _is_present(replica: Replica) -> bool:

@@ -91,12 +91,6 @@ ACCOUNTS_MAX: Final = 4096
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def _create(directory: Path) -> tuple[Path, int]:
-    """Create a journal with a name of its own; return it and its descriptor. Raises OSError."""
-    path = directory / f"journal.{time.time_ns()}.jsonl"
-    return path, os.open(path, _NEW, 0o600)
-
-
 def journals(directory: Path) -> list[Path]:
     """Return the journals in a directory, the oldest first."""
     return sorted(directory.glob("journal.*.jsonl"))
@@ -164,7 +158,8 @@ class RecordStore:
         """Create the journal that this process goes on with; raises RecordsFailedError."""
         self.run(lambda _: None)  # with its lock, no other process takes the journal over
         try:
-            self._journal, file = _create(self.path.parent)
+            path = self.path.parent / f"journal.{time.time_ns()}.jsonl"
+            self._journal, file = path, os.open(path, _NEW, 0o600)
         except OSError as error:
             raise self._failure(error) from error
         return file

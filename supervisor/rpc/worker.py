@@ -237,10 +237,7 @@ class Worker:
             return None, exit_cause.not_launchable(error)
         run = ProcessRun(self._runs, launch, clock=time.monotonic, on_progress=lambda _: None)
         self._run, self.log_path = run, launch.log_path
-        return await self._watch(run)
-
-    async def _watch(self, run: ProcessRun) -> tuple[Exit | None, FailureCause]:
-        """Wait for the end of a run; end it if it does not answer in time."""
+        # End the run if it does not answer in time.
         async with asyncio.TaskGroup() as group:
             process = group.create_task(run_to_exit(lambda: run))
             ready = group.create_task(self._wait_ready(run))

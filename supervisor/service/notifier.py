@@ -175,11 +175,6 @@ class ServiceNotifier(Part):
         self._send(READY)
         self._send_status()
 
-    def _note_stop(self) -> None:
-        self._is_stopping = True
-        self._send(STOPPING, extend_timeout(_EXTENSION_S))
-        self._send_status()
-
     @contextmanager
     def reloading(self) -> Iterator[None]:
         """Report a reload for the time of the block."""
@@ -200,7 +195,9 @@ class ServiceNotifier(Part):
 
     def observe(self, event: Event) -> None:
         if event.name == "daemon.stopping":
-            self._note_stop()
+            self._is_stopping = True
+            self._send(STOPPING, extend_timeout(_EXTENSION_S))
+            self._send_status()
         elif self._load.observe(event):
             self._send_status()
 

@@ -295,7 +295,14 @@ class SlotContent:
         checksum = (sha256_of if is_older else xxh3_of)(path)
         if (header.digest, checksum) != (manifest.tokens_sha256, manifest.checksum):
             raise slot_file.InvalidSlotFile("its content was altered")
-        _link(path, link, manifest.size_bytes)
+        try:
+            os.link(path, link)
+        except OSError as error:
+            if error.errno != errno.EXDEV:  # the spool may be in memory, as for encrypted files
+                raise
+            _check_room(link.parent, manifest.size_bytes)
+            shutil.copyfile(path, link)
+            link.chmod(0o600)
 
     def header(self, path: Path, manifest: Manifest) -> slot_file.SlotFileHeader:
         """Read the header of a file; raises as `take`."""
@@ -333,14 +340,3 @@ def _check_room(directory: Path, size_bytes: int) -> None:
     if free_bytes < size_bytes:
         reason = f"{directory} has {free_bytes:,} bytes left, and it needs {size_bytes:,}"
         raise OSError(errno.ENOSPC, reason)
-
-
-def _link(path: Path, link: Path, size_bytes: int) -> None:
-    try:
-        os.link(path, link)
-    except OSError as error:
-        if error.errno != errno.EXDEV:  # the spool may be in memory, as for encrypted files
-            raise
-        _check_room(link.parent, size_bytes)
-        shutil.copyfile(path, link)
-        link.chmod(0o600)

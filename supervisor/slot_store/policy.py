@@ -154,15 +154,6 @@ def unsupported_reason(plan: Plan) -> str | None:
     """
     if plan.engine.flags.find("slot-save-path") is None:
         return "this build cannot save slots"
-    return _reason_in_options(plan)
-
-
-def uses_prompt_similarity(plan: Plan) -> bool:
-    """Return whether the engine gives a request the slot with the longest common prefix."""
-    return float(plan.memory_inputs.chosen.get("slot-prompt-similarity", _SIMILARITY)) > 0
-
-
-def _reason_in_options(plan: Plan) -> str | None:
     chosen = plan.memory_inputs.chosen
     if chosen.get("embedding") or chosen.get("rerank"):
         return "it serves no conversations"
@@ -175,3 +166,8 @@ def _reason_in_options(plan: Plan) -> str | None:
     if not (has_host_cache or finds_slot):
         return "with several slots and cache-ram = 0 a conversation does not get its slot again"
     return None
+
+
+def uses_prompt_similarity(plan: Plan) -> bool:
+    """Return whether the engine gives a request the slot with the longest common prefix."""
+    return float(plan.memory_inputs.chosen.get("slot-prompt-similarity", _SIMILARITY)) > 0
