@@ -178,7 +178,7 @@ class App:
             settings,
             routes,
             core.server_state,
-            core.metrics.emit,
+            core.metrics.report,
             self.connections,
             access,
             core.admission,

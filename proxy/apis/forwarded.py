@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
-from http import HTTPStatus
 from typing import Any, Final
 
 import orjson
@@ -23,7 +22,7 @@ from proxy.apis.batch_completions import BatchCompletions
 from proxy.apis.generate import TRANSLATED, Translate, read_batch, tokenize_batch
 from proxy.apis.llama_server import NOTHING, PAGE_MAX_BYTES, Rewritten, without_paths
 from proxy.auth.access import BATCH_COMPLETIONS, BATCH_TOKENIZE
-from proxy.auth.api_keys import KEY, visible_client
+from proxy.auth.api_keys import KEY
 from proxy.batches.records import limit_of, order_of, page_object
 from proxy.cache.shared_prefixes import SharedPrefixes
 from proxy.common.headers import EVENT_STREAM, EXPLAIN, FALLBACK, RESPONSE_HEADERS
@@ -41,7 +40,6 @@ from proxy.request.models import ModelInfo, ModelNames, PromptWarmer, client_mod
 from proxy.request.request import (
     ProxyRequest,
     Translation,
-    client_of,
     encode_members,
     json_request,
     read_request,
@@ -149,13 +147,13 @@ class ForwardedEndpoints(Feature):
         """
         answer = ClientResponse(request, request[ACCESS_RECORD], *transforms, api=api)
         try:
-            client = client_of(request)
-            answer.record.client, answer.record.path = client, request.path
-            shares = self._core.settings.share_caches == "all"
-            answer.record.hides_others = shares and visible_client(request) is not None
-            body = self._core.bodies.share(client)
-            in_flight = self._core.server_state.in_flight
-            with InFlightRequest(in_flight, answer.record, is_listed=True), body as share:
+            core, record, key = self._core, answer.record, request[KEY]
+            record.client = client = key.name if key else request.remote or ""
+            record.path = request.path
+            shares = core.settings.share_caches == "all"
+            record.hides_others = shares and key is not None and not key.admin
+            in_flight = InFlightRequest(core.server_state.in_flight, record, is_listed=True)
+            with in_flight, Share(core.bodies, client) as share:
                 await serve(request, answer, share, client_names(self._loader, request))
         except ConnectionError:  # the client left; an instance's error is an UpstreamFailed
             answer.record.status = CLIENT_GONE
@@ -198,18 +196,17 @@ class ForwardedEndpoints(Feature):
         if EXPLAIN in request.headers and answer.api.stream_type == EVENT_STREAM:
             answer.add(Explained(record))
         proxy_request = await self._forward.handle(proxy_request, answer, turn, others)
-        if record.status == HTTPStatus.OK:
-            self._learn(proxy_request)
+        if self._warmer and record.status == 200:
+            self._learn(proxy_request, self._warmer)
 
-    def _learn(self, request: ProxyRequest) -> None:
-        if self._warmer is None or not self._warmer.learns(request.model):
-            return
-        if request.owner.is_alone:  # a learned prefix would be shared with other owners
+    def _learn(self, request: ProxyRequest, warmer: PromptWarmer) -> None:
+        # A learned prefix would be shared with other owners.
+        if request.owner.is_alone or not warmer.learns(request.model):
             return
         if prefix := self._shared_prefixes.observe(
             request.model, request.kind, request.json, request.prompt
         ):
-            self._warmer.learn(request.model, prefix)
+            warmer.learn(request.model, prefix)
 
 
 def other_requests(

@@ -162,7 +162,7 @@ class OwnRequests:
         finally:
             if failure:
                 record.fail(failure)
-            record.emit(core.metrics.emit, failure)
+            record.emit(core.metrics.report, failure)
         return failure
 
     def _owner(self, client: str) -> CacheOwner:

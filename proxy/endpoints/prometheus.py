@@ -117,6 +117,10 @@ class Metrics:
         self._others.append(collect)
 
     def emit(self, name: str, /, **fields: object) -> None:
+        self.report(name, fields)
+
+    def report(self, name: str, fields: Mapping[str, object]) -> None:
+        """Count an event, and pass it on."""
         self._counters.observe(name, fields)
         self._emit(name, **fields)
 

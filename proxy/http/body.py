@@ -102,7 +102,7 @@ _COPIES: Final = 5
 # Memory of a short string in a list; a list or an object counts as several values.
 _VALUE_BYTES: Final = 64
 # Parsing a smaller body takes less than 20 ms of the event loop, whatever its content.
-_LARGE_BYTES: Final = 128 * 1024
+LARGE_BYTES: Final = 128 * 1024
 # Parsing holds the GIL, so a second thread would only keep the event loop waiting longer.
 _THREADS: Final = 1
 
@@ -175,7 +175,7 @@ class Share:
 
         So `work` must not touch the event loop's state.
         """
-        if size_bytes <= _LARGE_BYTES:
+        if size_bytes <= LARGE_BYTES:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._bodies.threads, work)
 
@@ -275,12 +275,18 @@ async def read_body(request: web.BaseRequest, share: Share) -> bytes:
 
 async def check_complexity(body: bytes, share: Share) -> None:
     """Check a JSON body before it is parsed. Raises BodyMemoryFull, BodyTooComplex."""
+    if len(body) <= LARGE_BYTES:
+        check_small(body, share)
+        return
     most, deepest = share.settings.max_body_values, share.settings.max_body_depth
-    if len(body) <= _LARGE_BYTES:
-        values = count_values(body, most, deepest)
-    else:
-        values = await share.run(len(body), lambda: count_values(body, most, deepest))
+    values = await share.run(len(body), lambda: count_values(body, most, deepest))
     share.add_bytes(0, values)
+
+
+def check_small(body: bytes, share: Share) -> None:
+    """Check a body of at most `LARGE_BYTES`, as `check_complexity` does."""
+    limits = share.settings
+    share.add_bytes(0, count_values(body, limits.max_body_values, limits.max_body_depth))
 
 
 def members_of(body: bytes) -> dict[str, Any]:

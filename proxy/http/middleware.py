@@ -47,8 +47,7 @@ from proxy.http.tls import server_context
 from proxy.observe.record import (
     CLIENT_GONE,
     AccessRecord,
-    Emit,
-    RequestTrace,
+    Report,
     ServerState,
     Timeline,
     Tracer,
@@ -145,7 +144,7 @@ class RequestMiddleware:
         settings: ProxySettings,
         routes: Routes,
         server_state: ServerState,
-        emit: Emit,
+        report: Report,
         connections: Connections[Hashable],
         access: Access,
         admission: Admission,
@@ -159,7 +158,7 @@ class RequestMiddleware:
         self._admission = admission
         self._routes = routes
         self._server_state = server_state
-        self._emit = emit
+        self._report = report
         self._tracer = tracer
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -193,8 +192,7 @@ class RequestMiddleware:
             record.fail(rejected_by)
             response = error_response(request.path, rejected_by)
         finally:
-            emit = _trace_emit(record.trace, self._emit) if record.trace else self._emit
-            record.emit(emit, rejected_by)
+            record.emit(self._report, rejected_by)
         if not response.prepared:
             response.headers.update(headers)
         return response
@@ -259,12 +257,3 @@ async def _continue(request: web.BaseRequest) -> None:
         raise ExpectationFailed
     await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     request.writer.output_size = 0  # none of the response is sent yet
-
-
-def _trace_emit(trace: RequestTrace, emit: Emit) -> Emit:
-
-    def emit_both(name: str, /, **fields: object) -> None:
-        emit(name, **fields)
-        trace.end(name, fields)
-
-    return emit_both

@@ -119,23 +119,25 @@ class _Row(Counter[str]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.histograms: dict[str, Histogram] = {}
-
-    def note(self, name: str, ms: float) -> None:
-        """Add a time to a histogram, in seconds."""
-        if (histogram := self.histograms.get(name)) is None:
-            histogram = self.histograms[name] = Histogram(HISTOGRAMS[name])
-        histogram.add(ms / 1000)
+        self.histograms = _Histograms()
 
     def note_times(self, fields: Mapping[str, Any]) -> None:
+        histograms = self.histograms
         if fields["attempts"]:
-            self.note("queue_seconds", waited_ms(fields))
+            histograms["queue_seconds"].add(waited_ms(fields) / 1000)
         if (first_token_ms := fields["first_token_ms"]) is not None:
-            self.note("time_to_first_token_seconds", first_token_ms)
+            histograms["time_to_first_token_seconds"].add(first_token_ms / 1000)
         decode_ms = fields["engine_decode_ms"] or fields["decode_ms"]  # by the proxy's clock
         if decode_ms and (decoded := fields["decoded_tokens"] or 0) > 1:
-            self.note("time_per_output_token_seconds", decode_ms / (decoded - 1))
-        self.note("request_seconds", fields["duration_ms"])
+            histograms["time_per_output_token_seconds"].add(decode_ms / (decoded - 1) / 1000)
+        histograms["request_seconds"].add(fields["duration_ms"] / 1000)
+
+
+class _Histograms(dict[str, Histogram]):
+    """The histograms of `HISTOGRAMS`, each made when it gets its first value."""
+
+    def __missing__(self, name: str) -> Histogram:
+        return self.setdefault(name, Histogram(HISTOGRAMS[name]))
 
 
 class RequestCounters:
@@ -187,8 +189,7 @@ class RequestCounters:
         return self._models[model], self._instances[instance]
 
     def _row(self, model: str | None, instance: str | None) -> _Row:
-        key = self.labels_of(model, instance)
-        row = self._rows.get(key)
+        row = self._rows.get(key := (self._models[model], self._instances[instance]))
         return self._rows.setdefault(key, _Row()) if row is None else row
 
     def _end(self, fields: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Final, Generic, Literal, Protocol, Self, TypeVar
@@ -151,8 +151,10 @@ class Timeline:
         return times_ms
 
     def _enter(self, phase: Phase, at_s: float) -> None:
-        self._phase = phase
-        self._charge("stalled" if self._stalls else phase, at_s)
+        spent_s, charged = self._spent_s, self._charged
+        spent_s[charged] = spent_s.get(charged, 0.0) + at_s - self._since_s
+        self._since_s, self._phase = at_s, phase
+        self._charged = "stalled" if self._stalls else phase
 
     def _charge(self, phase: Phase, at_s: float) -> None:
         """End the phase that is charged at this time; charge another one from then on."""
@@ -190,6 +192,10 @@ class Emit(Protocol):
     def __call__(self, name: str, /, **fields: object) -> None: ...
 
 
+# Receives the name of an event, and its fields as they are.
+Report = Callable[[str, Mapping[str, object]], None]
+
+
 def discard(_name: str, /, **_fields: object) -> None:
     """An `Emit` that ignores events."""
 
@@ -201,43 +207,52 @@ def shorten_for_log(text: str) -> str:
     return escaped + ("…" if shown != text else "")
 
 
+_NO_TOKENS: Final = dict.fromkeys(
+    (
+        *("expected_cached_tokens", "cached_tokens", "prompt_tokens", "decoded_tokens"),
+        *("engine_prefill_ms", "engine_decode_ms", "drafted_tokens", "accepted_tokens"),
+    )
+)
+
+
 class AccessRecord:
     """The record of one request, filled in as the request proceeds."""
 
+    # Name of its API key, or its address; None for endpoints that no instance answers.
+    client: str | None = None
+    path: str | None = None  # Path of the endpoint, None likewise.
+    model: str | None = None
+    kind: EndpointKind | None = None
+    is_stream: bool | None = None
+    priority = "interactive"
+    # Number of its conversation in this process; None if the prompt identifies none.
+    conversation: int | None = None
+    # Whether it went to the other side of a trial because its own had no free slot.
+    is_diverted = False
+    instance: str | None = None
+    slot: int | None = None  # The last `id_slot`; None if the engine chose.
+    # The model that the client named, if another model got the request.
+    fallback_for: str | None = None
+    # The client's status, that of the error that broke the response off, or 499 if the client
+    # disconnected; None before that.
+    status: int | None = None
+    # Code of the error that the client got or that broke its response off.
+    code: str | None = None
+    bytes_out = 0
+    # How often another engine continued the answer after the one before had ended.
+    continued = 0
+    timings: Timings | None = None
+    # The cache finding; None if the instance reports nothing.
+    cache: CacheFinding | None = None
+    trace: RequestTrace | None = None
+    hides_others = False  # Whether its client may not see other clients' cached tokens.
+    expected_cached = 0  # Prompt tokens expected in the instance's cache.
+    _attempts = 0
+    _first_byte_ms: float | None = None
+
     def __init__(self, request_id: str, timeline: Timeline) -> None:
         self.request_id = request_id
-        # Name of its API key, or its address; None for endpoints that no instance answers.
-        self.client: str | None = None
-        self.path: str | None = None  # Path of the endpoint, None likewise.
-        self.model: str | None = None
-        self.kind: EndpointKind | None = None
-        self.is_stream: bool | None = None
-        self.priority = "interactive"
-        # Number of its conversation in this process; None if the prompt identifies none.
-        self.conversation: int | None = None
-        # Whether it went to the other side of a trial because its own had no free slot.
-        self.is_diverted = False
-        self.instance: str | None = None
-        self.slot: int | None = None  # The last `id_slot`; None if the engine chose.
-        # The model that the client named, if another model got the request.
-        self.fallback_for: str | None = None
-        # The client's status, that of the error that broke the response off, or 499 if the client
-        # disconnected; None before that.
-        self.status: int | None = None
-        # Code of the error that the client got or that broke its response off.
-        self.code: str | None = None
-        self.bytes_out = 0
-        # How often another engine continued the answer after the one before had ended.
-        self.continued = 0
-        self.timings: Timings | None = None
-        # The cache finding; None if the instance reports nothing.
-        self.cache: CacheFinding | None = None
         self.timeline = timeline
-        self.trace: RequestTrace | None = None
-        self.hides_others = False  # Whether its client may not see other clients' cached tokens.
-        self._attempts = 0
-        self.expected_cached = 0  # Prompt tokens expected in the instance's cache.
-        self._first_byte_ms: float | None = None
 
     def set_instance(
         self, instance: str, expected_cached: int = 0, conversation: int | None = None
@@ -288,50 +303,61 @@ class AccessRecord:
             **self._tokens(),
         }
 
-    def emit(self, emit: Emit, rejected_by: ProxyError | None) -> None:
+    def emit(self, report: Report, rejected_by: ProxyError | None) -> None:
+        """Report the event at its end, to its trace too."""
         times_ms = self.timeline.times_ms(self.timings.decode_ms if self.timings else None)
+        fields: dict[str, object]
         if rejected_by and not self.instance:
-            emit(
+            name, fields = (
                 "request.rejected",
-                request=self.request_id,
-                model=shorten_for_log(self.model) if self.model else None,
-                client=self.client,
-                path=shorten_for_log(self.path) if self.path else None,
-                status=rejected_by.status,
-                code=rejected_by.code,
-                reason=shorten_for_log(rejected_by.message),
-                cancelled=self._cancelled_by(),
-                **times_ms,
+                {
+                    "request": self.request_id,
+                    "model": shorten_for_log(self.model) if self.model else None,
+                    "client": self.client,
+                    "path": shorten_for_log(self.path) if self.path else None,
+                    "status": rejected_by.status,
+                    "code": rejected_by.code,
+                    "reason": shorten_for_log(rejected_by.message),
+                    "cancelled": self._cancelled_by(),
+                    **times_ms,
+                },
             )
         elif self.model:
-            emit(
+            name, fields = (
                 "request.finished",
-                request=self.request_id,
-                client=self.client,
-                path=self.path,
-                model=self.model,
-                fallback_for=self.fallback_for,
-                instance=self.instance,
-                slot=self.slot,
-                kind=self.kind.name.lower() if self.kind else None,
-                streamed=self.is_stream,
-                priority=self.priority,
-                conversation=self.conversation,
-                diverted=self.is_diverted or None,
-                status=self.status,
-                code=self.code,
-                attempts=self._attempts,
-                continued=self.continued or None,
-                first_byte_ms=self._first_byte_ms,
-                first_token_ms=self.timeline.first_token_ms,
-                bytes_out=self.bytes_out,
-                cancelled=self._cancelled_by(),
-                cache_cause=self.cache.cause if self.cache else None,
-                cache_tier=self.cache.tier if self.cache else None,
-                cache=self.cache.as_fields() if self.cache else None,
-                **times_ms,
-                **self._tokens(),
+                {
+                    "request": self.request_id,
+                    "client": self.client,
+                    "path": self.path,
+                    "model": self.model,
+                    "fallback_for": self.fallback_for,
+                    "instance": self.instance,
+                    "slot": self.slot,
+                    "kind": self.kind.label if self.kind else None,
+                    "streamed": self.is_stream,
+                    "priority": self.priority,
+                    "conversation": self.conversation,
+                    "diverted": self.is_diverted or None,
+                    "status": self.status,
+                    "code": self.code,
+                    "attempts": self._attempts,
+                    "continued": self.continued or None,
+                    "first_byte_ms": self._first_byte_ms,
+                    "first_token_ms": self.timeline.first_token_ms,
+                    "bytes_out": self.bytes_out,
+                    "cancelled": self._cancelled_by() if self.status == CLIENT_GONE else None,
+                    "cache_cause": self.cache.cause if self.cache else None,
+                    "cache_tier": self.cache.tier if self.cache else None,
+                    "cache": self.cache.as_fields() if self.cache else None,
+                    **times_ms,
+                    **self._tokens(),
+                },
             )
+        else:
+            return
+        report(name, fields)
+        if self.trace:
+            self.trace.end(name, fields)
 
     def emit_upstream_failure(self, emit: Emit, error: ProxyError) -> None:
         """Emit that the instance failed this request, before or after its header."""
@@ -349,18 +375,19 @@ class AccessRecord:
             return None
         return "operator" if self.code == RequestCancelled.code else "client"
 
-    def _tokens(self) -> dict[str, float | None]:
-        timings = self.timings
+    def _tokens(self) -> Mapping[str, float | None]:
+        if (timings := self.timings) is None:
+            return _NO_TOKENS
         return {
-            "expected_cached_tokens": self.expected_cached if timings else None,
-            "cached_tokens": timings.cached_tokens if timings else None,
-            "prompt_tokens": timings.prompt_tokens if timings else None,
-            "decoded_tokens": timings.decoded_tokens if timings else None,
+            "expected_cached_tokens": self.expected_cached,
+            "cached_tokens": timings.cached_tokens,
+            "prompt_tokens": timings.prompt_tokens,
+            "decoded_tokens": timings.decoded_tokens,
             # Times are 0 if the instance reports only tokens, as on /v1/messages.
-            "engine_prefill_ms": (timings.prompt_ms or None) if timings else None,
-            "engine_decode_ms": (timings.decode_ms or None) if timings else None,
-            "drafted_tokens": timings.drafted_tokens if timings else None,
-            "accepted_tokens": timings.accepted_tokens if timings else None,
+            "engine_prefill_ms": timings.prompt_ms or None,
+            "engine_decode_ms": timings.decode_ms or None,
+            "drafted_tokens": timings.drafted_tokens,
+            "accepted_tokens": timings.accepted_tokens,
         }
 
 

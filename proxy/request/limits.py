@@ -292,6 +292,7 @@ _SCHEMAS: Final = (
     "output_config",
 )
 _INPUTS: Final = ("prompt", "input", "content", "documents", "texts")
+_NUMERIC: Final = (int, float)
 _CHECKED: Final = frozenset({*_NUMBERS, *_COUNTS, *_SCHEMAS, *_INPUTS, "grammar"})
 # Values of `type` of a grammar trigger; an engine aborts on other numbers.
 # Source: common/common.h of llama.cpp, common_grammar_trigger_type, build 10434.
@@ -310,10 +311,13 @@ def check(kind: EndpointKind, members: Mapping[str, Any], limits: RequestLimits)
             raise BadRequest("messages must be a list of at least one message")
     if not (names := _CHECKED.intersection(members)):
         return
-    for name in names & _NUMBERS.keys():
-        if isinstance(members[name], int | float):
-            limits.enforce(name, "", members[name], _NUMBERS[name])
-    if not names <= _NUMBERS.keys():
+    has_others = False
+    for name in names:
+        if (limit := _NUMBERS.get(name)) is None:
+            has_others = True
+        elif isinstance(value := members[name], _NUMERIC):
+            limits.enforce(name, "", value, limit)
+    if has_others:
         _Checker(limits).check(kind, members)
 
 

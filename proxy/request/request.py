@@ -29,7 +29,14 @@ from proxy.cache.prompt import ANYONE, CacheOwner, Prompt, read_prompt
 from proxy.common.headers import CACHE_OWNER, HOP, PRIORITY, for_upstream
 from proxy.common.toml_types import duration_s
 from proxy.errors import BadRequest
-from proxy.http.body import Share, check_complexity, members_of, read_body
+from proxy.http.body import (
+    LARGE_BYTES,
+    Share,
+    check_complexity,
+    check_small,
+    members_of,
+    read_body,
+)
 from proxy.http.forms import Form, is_form, read_form
 from proxy.request.engine_members import engine_members, with_chosen_tools
 from proxy.request.limits import check
@@ -184,7 +191,16 @@ async def read_request(
     """
     path = translation.path if translation else request.path
     kind = translation.kind if translation else endpoint_kind(request.method, path)
-    read = await _read_body(request, kind, names, share, translation)
+    url, settings, is_posted = request.rel_url, share.settings, request.method == "POST"
+    named = url.query.get("model") if url.raw_query_string else None
+    body = await read_body(request, share) if is_posted else b""
+    if is_posted and translation is None and not kind.takes_forms and len(body) <= LARGE_BYTES:
+        check_small(body, share)  # most requests
+        read = json_request(body, kind, named, names, settings, cache_owner(request, settings))
+    elif is_posted:
+        read = await _read_body(request, body, kind, named, names, share, translation)
+    else:
+        read = ProxyRequest(kind, names.resolve(named).model_info.id, settings.queue_timeout_s)
     complete(read, request, request_id, path)
     return read
 
@@ -192,7 +208,7 @@ async def read_request(
 def complete(read: ProxyRequest, request: web.BaseRequest, request_id: str, path: str) -> None:
     """Set what does not come from the body."""
     key, given = request[KEY], request.headers
-    read.request_id, read.client = request_id, client_of(request)
+    read.request_id, read.client = request_id, key.name if key else request.remote or ""
     read.method, read.path, read.query = request.method, path, request.rel_url.raw_query_string
     read.headers = for_upstream(given)
     if request.method == "POST":
@@ -211,19 +227,16 @@ def complete(read: ProxyRequest, request: web.BaseRequest, request_id: str, path
         read.is_autoload = request.query.get("autoload", "") in {"", "1", "true"}
 
 
-async def _read_body(
+async def _read_body(  # noqa: PLR0913, PLR0917 (what a form, a translation or a thread needs)
     request: web.BaseRequest,
+    body: bytes,
     kind: EndpointKind,
+    named: str | None,
     names: ModelNames,
     share: Share,
     translation: Translation | None,
 ) -> ProxyRequest:
-    url, settings = request.rel_url, share.settings
-    named = url.query.get("model") if url.raw_query_string else None
-    if request.method != "POST":
-        return ProxyRequest(kind, names.resolve(named).model_info.id, settings.queue_timeout_s)
-    owner = cache_owner(request, settings)
-    body = await read_body(request, share)
+    settings, owner = share.settings, cache_owner(request, share.settings)
     content_type = request.headers.get("Content-Type", "")
     if kind.takes_forms and is_form(content_type):
         form = await read_form(content_type, body)

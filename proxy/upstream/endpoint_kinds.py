@@ -34,6 +34,7 @@ class EndpointKind(Enum):
     INFO = auto()  # needs no slot: tokenise, read properties
 
     def __init__(self, _number: int) -> None:
+        self.label = self.name.lower()  # in events
         self.takes_slot = self.name not in {"INFO", "PROMPT"}
         # Whether the response is generated text of a chat or completion.
         self.generates = self.takes_slot and self.name not in {"EMBED_OR_RERANK", "TRANSCRIPTION"}

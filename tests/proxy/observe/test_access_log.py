@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import QueueFull, UpstreamFailed
+from proxy.errors import ProxyError, QueueFull, UpstreamFailed
 from proxy.observe.record import AccessRecord, Timeline
 from proxy.upstream.upstream import Timings
 from supervisor.events import EVENTS
@@ -17,14 +17,20 @@ def hear(emitted: Told) -> Any:
     return lambda name, /, **fields: emitted.update({name: fields})
 
 
+def event_of(record: AccessRecord, rejected_by: ProxyError | None = None) -> Told:
+    told: dict[str, Any] = {}
+    record.emit(told.__setitem__, rejected_by)
+    return told
+
+
 def test_events_have_the_fields_of_the_table() -> None:
     emitted: Told = {}
     record = AccessRecord("r", Timeline())
     record.model = "chat"
-    record.emit(hear(emitted), QueueFull("no place"))
+    emitted.update(event_of(record, QueueFull("no place")))
     record.set_instance("chat.1")
     record.emit_upstream_failure(hear(emitted), UpstreamFailed("broke"))
-    record.emit(hear(emitted), None)
+    emitted.update(event_of(record))
     assert len(emitted) == 3
     for name, fields in emitted.items():
         assert sorted(fields) == sorted(EVENTS[name][1])
@@ -37,7 +43,7 @@ def test_a_retried_request_is_one_record() -> None:
     record.set_instance("chat.1", expected_cached=40)
     record.set_instance("chat.2", expected_cached=30)
     record.timings = Timings(28, 12, 60.0, 11, 500.0, 8, 6)
-    record.emit(hear(emitted), None)
+    emitted.update(event_of(record))
     event = emitted["request.finished"]
     assert (event["instance"], event["attempts"]) == ("chat.2", 2)
     assert (event["expected_cached_tokens"], event["cached_tokens"]) == (30, 28)
@@ -54,7 +60,7 @@ def test_the_first_byte_is_never_later_than_the_end(monkeypatch: pytest.MonkeyPa
     record.model = "chat"
     record.set_instance("chat.1")
     record.count(b"x")
-    record.emit(hear(emitted), None)
+    emitted.update(event_of(record))
     event = emitted["request.finished"]
     assert event["first_byte_ms"] == event["duration_ms"] == 0.4
 
@@ -67,7 +73,7 @@ def test_only_the_first_token_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     record.model = "chat"
     record.timeline.note_token()
     record.timeline.note_token()
-    record.emit(hear(emitted), None)
+    emitted.update(event_of(record))
     assert emitted["request.finished"]["first_token_ms"] == 500
 
 
@@ -78,10 +84,9 @@ def test_the_first_byte_is_timed_once_and_all_bytes_are_counted(
     monkeypatch.setattr(time, "monotonic", lambda: next(times_s))
     record = AccessRecord("r", Timeline())
     record.model = "chat"
-    emitted: dict[str, Any] = {}
     record.count(b"four")
     record.count(b"four")
-    record.emit(lambda _, /, **fields: emitted.update(fields), None)
+    emitted = event_of(record)["request.finished"]
     assert (emitted["first_byte_ms"], emitted["duration_ms"], emitted["bytes_out"]) == (
         250,
         1000,
@@ -94,7 +99,7 @@ def test_a_clients_text_is_bounded_and_escaped_in_the_log() -> None:
     record = AccessRecord("r", Timeline())
     record.model = record.path = "chat\n" + "x" * 10_000
     text = "there is no \x1b[31mmodel\r\n" + "y" * 10_000
-    record.emit(hear(emitted), QueueFull(text))
+    emitted.update(event_of(record, QueueFull(text)))
     record.emit_upstream_failure(hear(emitted), UpstreamFailed(text))
     rejected, failed = emitted["request.rejected"], emitted["upstream.failed"]
     for shown in (
