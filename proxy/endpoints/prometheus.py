@@ -81,6 +81,14 @@ def cache_metrics(router: Router) -> Iterator[Metric]:
         )
     }
     yield _counter("next_turn_tokens", tokens)
+    holds = {model: queue.holds for model, queue in router.queues.items()}
+    ended: _Values = {
+        (model, result): count
+        for model, its in holds.items()
+        for result, count in its.counts.items()
+    }
+    yield _counter("slot_holds", ended)
+    yield _counter("slot_hold_seconds", {(model,): its.held_s for model, its in holds.items()})
 
 
 _PREFIX: Final = "corral_"
@@ -93,6 +101,7 @@ _OF_INSTANCE: Final[Mapping[str, Callable[[InstanceStats, SlotTotals], float]]] 
     "slots": lambda _, totals: totals.num_slots,
     "slots_prefill": lambda _, totals: totals.num_prefill,
     "slots_decode": lambda _, totals: totals.num_decode,
+    "slots_held": lambda _, totals: totals.num_held,
     "conversations": lambda instance, _: instance.conversations,
     "prefill_tokens_per_second": lambda instance, _: instance.prefill_tps,
     "decode_tokens_per_second": lambda instance, _: instance.decode_tps,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from proxy.errors import BadRequest, NotFound
 from proxy.observe.metrics import Passes
@@ -21,7 +21,9 @@ from proxy.request.models import ModelInfo
 from proxy.router.lease import InstanceStats, LeaseStats, by_slot
 from proxy.router.queue import QueueStats
 
-State = Literal["prefill", "decode", "idle"]
+# `held`: idle, and held for a conversation's next turn although a request waits.
+State = Literal["prefill", "decode", "idle", "held"]
+_PROCESSING: Final = frozenset({"prefill", "decode"})
 BatchType = Literal["prefill", "decode", "mixed"]
 
 
@@ -45,6 +47,7 @@ class Slot:
     # Its tokens in the latest pass: reported prompt tokens, or 1 for a decoding slot. Drafted
     # tokens are unknown.
     pass_tokens: int = 0
+    held_for_s: float = 0.0  # At most, from now.
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,7 @@ class SlotTotals:
     num_active_slots: int
     num_prefill: int
     num_decode: int
+    num_held: int  # Of the idle ones.
     batch_type: BatchType  # the phases of the slots in use; `decode` if none is in use
     is_full: bool
     utilization: float
@@ -132,6 +136,7 @@ def totals_of(slots: Sequence[Slot]) -> SlotTotals:
         num_active_slots=active,
         num_prefill=prefill,
         num_decode=decode,
+        num_held=sum(slot.state == "held" for slot in slots),
         batch_type=_batch_type(prefill, decode),
         is_full=active >= len(slots),
         utilization=round(active / len(slots), 4) if slots else 0.0,
@@ -142,7 +147,9 @@ def totals_of(slots: Sequence[Slot]) -> SlotTotals:
 def _slot(number: int, instance: InstanceStats, lease: LeaseStats | None, now_s: float) -> Slot:
     model, name = instance.upstream.model, instance.upstream.name
     if lease is None:
-        return Slot(number, model, name)
+        held_s = instance.held.get(number)
+        state: State = "idle" if held_s is None else "held"
+        return Slot(number, model, name, state=state, held_for_s=round(held_s or 0.0, 3))
     return Slot(
         id=number,
         model=model,
@@ -236,9 +243,9 @@ def _slot_json(slot: Slot, context_length: int | None) -> dict[str, object]:
     members: dict[str, object] = {
         "id": slot.id,
         "n_ctx": context_length or 0,
-        "is_processing": slot.state != "idle",
+        "is_processing": slot.state in _PROCESSING,
     }
-    if slot.state != "idle":
+    if slot.state in _PROCESSING:
         members |= {
             "n_prompt_tokens": slot.prompt_tokens or 0,
             "n_prompt_tokens_processed": slot.prompt_tokens_done - slot.cached_tokens,

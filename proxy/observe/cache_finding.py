@@ -122,6 +122,10 @@ class CacheFinding(NamedTuple):
     own: int | None = None
     # For how long the request waited for another one, which computed the beginning of both.
     beginning_wait_ms: float | None = None
+    # For how long its slot was held for it while others waited, and for how long it waited itself
+    # although slots were free, which were held for others.
+    held_ms: float | None = None
+    hold_wait_ms: float | None = None
     ahead: int = 0  # Tokens of `found` that were computed before the request came.
 
     @property

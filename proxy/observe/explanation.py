@@ -63,10 +63,16 @@ def advice(cause: Cause) -> str | None:
 
 def cache_sentence(found: CacheFinding) -> str:
     """Return a sentence on the tokens found in the cache, and why not more."""
-    if found.beginning_wait_ms is None:
-        return _cache_sentence(found)
-    waited = f"it waited {found.beginning_wait_ms / 1000:.1f} s for a request"
-    return f"{_cache_sentence(found)}; {waited} that computed the same beginning"
+    waits = (
+        (found.held_ms, "its slot was held for {:.1f} s for this turn while others waited"),
+        (found.hold_wait_ms, "it waited {:.1f} s for slots that were held for agents' next turns"),
+        (
+            found.beginning_wait_ms,
+            "it waited {:.1f} s for a request that computed the same beginning",
+        ),
+    )
+    told = (text.format(wait_ms / 1000) for wait_ms, text in waits if wait_ms is not None)
+    return "; ".join((_cache_sentence(found), *told))
 
 
 def _cache_sentence(found: CacheFinding) -> str:
@@ -301,7 +307,8 @@ def _waits_of(cache: CacheFinding) -> frozenset[Cause]:
     if cache.cause in WITH_LOAD:
         return frozenset({Cause.LOADING})
     is_for_owner = cache.cause is Cause.OTHER_INSTANCE and cache.is_awaited
-    is_told = is_for_owner or cache.beginning_wait_ms is not None
+    waits_ms = cache.beginning_wait_ms, cache.hold_wait_ms
+    is_told = is_for_owner or any(wait_ms is not None for wait_ms in waits_ms)
     return frozenset({Cause.QUEUE}) if is_told else frozenset()
 
 

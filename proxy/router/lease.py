@@ -168,6 +168,8 @@ class InstanceStats:
     # Share of drafted tokens that were accepted, 0 to 1; None before any.
     acceptance: float | None = None
     weight: Weight = EQUAL
+    # Slots that are held for a next turn while a request waits: seconds left, by number.
+    held: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -286,11 +288,11 @@ class RoutingTarget:
     def decoding(self) -> int:
         return sum(lease.is_decoding for lease in self.leases)
 
-    def stats(self, conversations: int, weight: Weight) -> InstanceStats:
+    def stats(self, conversations: int, weight: Weight, held: Mapping[int, float]) -> InstanceStats:
         rates, leases = self.rates, tuple(lease.stats() for lease in self.leases)
         speeds = (rates.prefill_tps, rates.decode_tps) if rates.answers else (0.0, 0.0)
         known = self.upstream, self.in_service, conversations, *speeds
-        return InstanceStats(*known, leases, rates.acceptance, weight)
+        return InstanceStats(*known, leases, rates.acceptance, weight, held)
 
 
 # The connection breaks milliseconds before the process ends, and up to half a second before its

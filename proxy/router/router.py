@@ -338,6 +338,7 @@ class Router:
             instance.stats(
                 counts[instance.upstream.model].get(instance.upstream.name, 0),
                 weights[instance.upstream.model].get(instance.upstream.name, EQUAL),
+                self.queues[instance.upstream.model].holds.slots(instance),
             )
             for instance in self.registry
         )

@@ -90,7 +90,7 @@ class SlotHolds:
         times: LeaseTimes,
     ) -> None:
         self.active: dict[RoutingTarget, list[SlotHold]] = {}
-        self.counts: Counter[HoldResult] = Counter()
+        self.counts: Counter[str] = Counter()
         self.held_s = 0.0
         self._prefix_index = prefix_index
         self._measures = prefix_index.measures[model]
@@ -175,6 +175,14 @@ class SlotHolds:
         shown = (hold for hold in self.active[instance] if hold.since_s is not None)
         found = ((slot_map.find(hold.conversation), self._left_s(hold, now_s)) for hold in shown)
         return {slot.id_slot: left_s for slot, left_s in found if slot}
+
+    def slots_by_name(self) -> dict[str, float]:
+        """Return all slots that are held while a request waits, as INSTANCE/SLOT: seconds left."""
+        return {
+            f"{instance.upstream.name}/{number}": left_s
+            for instance in self.active
+            for number, left_s in self.slots(instance).items()
+        }
 
     def _kept(
         self, instance: RoutingTarget, request: ProxyRequest, hint: CacheHint, now_s: float

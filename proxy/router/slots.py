@@ -468,8 +468,12 @@ def cache_contents(
 
 
 _ASSISTANT: Final = b"a"
-# A shorter wait for a beginning is not explained.
+# A shorter wait or hold is not explained.
 _NOTED_S: Final = 0.05
+
+
+def _noted_ms(wait_s: float) -> float | None:
+    return round(1000 * wait_s, 1) if wait_s >= _NOTED_S else None
 
 
 class CacheFindings:
@@ -523,8 +527,12 @@ class CacheFindings:
         )
         if own is not None and own < max(found.found, found.reusable):
             found = found._replace(own=own)
-        if lease.beginning_wait_s >= _NOTED_S:
-            found = found._replace(beginning_wait_ms=round(1000 * lease.beginning_wait_s, 1))
+        if lease.queued_s or lease.held_s:
+            found = found._replace(
+                beginning_wait_ms=_noted_ms(lease.beginning_wait_s),
+                held_ms=_noted_ms(lease.held_s),
+                hold_wait_ms=_noted_ms(lease.hold_wait_s),
+            )
         if found.cause in OF_PLACE and not lease.restored:
             found = found.without_file(self._no_file(lease, known))
         recent = recent_prompt(request.request_id, run, prompt, reply, (now_s, tokens), client)

@@ -213,7 +213,7 @@ def tiers_text(found: messages.CachesStatus, now: datetime) -> str:
     if not models:
         return "no model, and nothing on disk"
     rows = [row for status in models for row in _rows(status)]
-    lines = [line for status in models for line in _files(status, now)]
+    lines = [line for status in models for line in (*_files(status, now), *_held(status))]
     return "\n".join([table(_TIERS_HEAD, rows), *lines, *_disk(found.disk)])
 
 
@@ -281,6 +281,15 @@ def _files(status: messages.CacheStatus, now: datetime) -> Iterator[str]:
             f"{ahead.computed_tokens} tokens in {_seconds_text(ahead.duration_s)}; then found "
             f"{ahead.used_tokens}, not found {ahead.missed_tokens}"
         )
+
+
+def _held(status: messages.CacheStatus) -> Iterator[str]:
+    """Yield the slots that are held for agents now, and how often and how long any were."""
+    if status.holds:
+        ended = ", ".join(f"{count} {result}" for result, count in status.holds.items())
+        yield f"{status.model} held for agents: {ended}, {_seconds_text(status.held_s)} in all"
+    for slot, left_s in status.held.items():
+        yield f"{slot} is held for its next turn, for {_seconds_text(left_s)} at most"
 
 
 def _disk(disk: messages.SlotDiskStatus) -> Iterator[str]:

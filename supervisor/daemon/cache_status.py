@@ -10,6 +10,7 @@ from proxy.cache.save_policy import ModelCounts, OperationCounts, no_counts
 from proxy.observe.cache_finding import Tier
 from proxy.router.next_turns import NextTurnCounts
 from proxy.router.router import Router
+from proxy.router.slot_holds import SlotHolds
 from proxy.router.slots import CacheContents, TierUse
 from supervisor.daemon import control_messages as messages
 from supervisor.daemon.model_status import not_persisted_reason
@@ -37,6 +38,7 @@ def caches_status(
             use=router.cache_use.models.get(name, _NO_USE),
             counts=router.storage.counts.get(name),
             ahead=router.next_turns.counts.get(name),
+            holds=router.queues[name].holds if name in router.queues else None,
             not_saved_reason=not_persisted_reason(models[name]) if name in models else None,
         )
         for name in dict.fromkeys((*models, *on_disk))
@@ -73,6 +75,7 @@ def cache_status(  # noqa: PLR0913 (all by name)
     use: Mapping[Tier, TierUse] = _NO_USE,
     counts: ModelCounts | None = None,
     ahead: NextTurnCounts | None = None,
+    holds: SlotHolds | None = None,
     not_saved_reason: str | None = None,
 ) -> messages.CacheStatus:
     """Return the tiers of a model; `contents` is None if no instance of it runs."""
@@ -90,6 +93,9 @@ def cache_status(  # noqa: PLR0913 (all by name)
         next_turns=messages.NextTurnStatus.of(ahead or NextTurnCounts()),
         skipped={},
         not_saved_reason=not_saved_reason,
+        held=holds.slots_by_name() if holds else {},
+        holds=dict(holds.counts) if holds else {},
+        held_s=holds.held_s if holds else 0.0,
     )
 
 

@@ -193,7 +193,9 @@ class CacheStatus(Message):
 
     `slots`: of all instances. `prompts`, `prompt_tokens`, `computed_tokens`: since the daemon's
     start. `oldest_at`: time of the oldest file on disk. `skipped`: number of conversations that
-    were not saved, by reason (`cost`, `limit`).
+    were not saved, by reason (`cost`, `limit`). `held`: slots that are held for agents' next turns
+    now, by instance and slot, with the seconds left. `holds`: their number since the start, by how
+    they ended (`kept`, `expired`, `yielded`, `ended`); `held_s`: their time.
     """
 
     model: str
@@ -208,6 +210,9 @@ class CacheStatus(Message):
     next_turns: NextTurnStatus
     skipped: dict[str, int]
     not_saved_reason: str | None
+    held: dict[str, float]
+    holds: dict[str, int]
+    held_s: float
 
 
 class CachesStatus(Message):

@@ -89,6 +89,13 @@ def test_a_wait_for_another_request_is_told_with_what_it_saved() -> None:
     assert "waited 6.7 s for a request that computed the same beginning" in found.sentence
 
 
+def test_a_wait_for_held_slots_is_told_instead_of_a_wait_in_the_queue() -> None:
+    cache = {"cause": "first_request", "tokens": 2654, "found": 0, "reusable": 0}
+    waited = {**cache, "hold_wait_ms": 1500.0}
+    (found,) = explain({"cache": waited, "queued_ms": 1500.0, "duration_ms": 7500.0}).findings
+    assert "it waited 1.5 s for slots that were held for agents' next turns" in found.sentence
+
+
 def codes(error: type[ProxyError] = ProxyError) -> set[str]:
     return {error.code}.union(*map(codes, error.__subclasses__()))
 

@@ -15,12 +15,13 @@ from support.virtual_time import run_in_virtual_time
 
 from proxy.cache.prompt import called_tools
 from proxy.cache.save_policy import PAUSE_ENDS_S, ToolPauses, handover_s, hold_s
+from proxy.endpoints.slots import all_slots, totals_of
 from proxy.errors import QueueFull
+from proxy.observe.explanation import cache_sentence
 from proxy.request.request import Priority
 from proxy.router import slots
 from proxy.router.lease import Completion, Lease
 from proxy.router.router import Router
-from proxy.router.slot_holds import HoldResult
 from proxy.settings import ProxySettings
 from proxy.upstream.upstream import Timings
 
@@ -157,7 +158,7 @@ async def stranger(
     return lease
 
 
-def counts(found: Router) -> Mapping[HoldResult, int]:
+def counts(found: Router) -> Mapping[str, int]:
     return found.queues["chat"].holds.counts
 
 
@@ -179,10 +180,17 @@ def test_the_next_turn_keeps_its_slot_although_a_stranger_waits() -> None:
             (instance,) = found.registry
             ((slot, left_s),) = holds.slots(instance).items()
             assert (slot, left_s > 0) == (0, True)
+            assert holds.slots_by_name() == {"chat.1/0": left_s}
+            (shown,) = all_slots(found.instances(), 0)
+            assert (shown.state, shown.held_for_s) == ("held", round(left_s, 3))
+            assert totals_of([shown]).num_held == totals_of([shown]).num_idle_slots == 1
             lease = await agent.ask(PLAIN)
             order.append("agent")
         assert order == ["agent", "stranger"]
         assert lease.held_s == pytest.approx(0.5)
+        assert lease.finding
+        assert lease.finding.held_ms == pytest.approx(500)
+        assert "its slot was held for 0.5 s for this turn" in cache_sentence(lease.finding)
         assert waiting.result().hold_wait_s == pytest.approx(1.5)
         assert counts(found) == {"kept": 1}
         assert holds.held_s == pytest.approx(0.5)
