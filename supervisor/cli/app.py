@@ -12,17 +12,7 @@ from typer import BadParameter, Option, Typer
 
 from supervisor import __version__
 from supervisor.cli import app_requests, app_setup
-from supervisor.cli.options import (
-    Config,
-    Json,
-    Listen,
-    ModelName,
-    Models,
-    Names,
-    flag,
-    verb,
-    word,
-)
+from supervisor.cli.options import Config, Json, Listen, ModelName, Models, Names, verb, word
 from supervisor.errors import Interrupted
 from supervisor.output import CommandResult
 
@@ -34,22 +24,18 @@ def serve(
     models: Models,
     config: Config = None,
     listen: Listen = None,
-    desktop: Annotated[
-        bool,
-        Option(
-            "--desktop",
-            help="Serve a desktop application: any free port of 127.0.0.1 with an API key, events "
-            "as JSON lines on standard output. Ends when standard input is closed.",
-        ),
-    ] = False,
-    watch_pid: Annotated[
-        int | None, Option(min=1, metavar="PID", help="With --desktop: end when this process ends.")
-    ] = None,
+    desktop: bool = False,
+    watch_pid: Annotated[int | None, Option(min=1, metavar="PID")] = None,
 ) -> CommandResult:
     """Run the daemon in the foreground until Ctrl-C.
 
     One Ctrl-C lets running requests finish, a second shortens the wait to 5 s, a third ends it.
     SIGHUP reloads the settings, as corral reload does.
+
+    Args:
+        desktop: Serve a desktop application: any free port of 127.0.0.1 with an API key, events as
+            JSON lines on standard output. Ends when standard input is closed.
+        watch_pid: With --desktop: end when this process ends.
     """
     if watch_pid and not desktop:
         raise BadParameter("--watch-pid needs --desktop")
@@ -68,39 +54,36 @@ def serve(
 
 
 @verb(run_commands, "start.start")
-def start(
-    models: Models,
-    config: Config = None,
-    listen: Listen = None,
-    wait: Annotated[bool, Option(help="Return only when the models are ready.")] = True,
-) -> None:
-    """Start models in the background; returns when they are ready."""
+def start(models: Models, config: Config = None, listen: Listen = None, wait: bool = True) -> None:
+    """Start models in the background; returns when they are ready.
+
+    Args:
+        wait: Return only when the models are ready.
+    """
 
 
 @verb(run_commands, has_json=False)
 def worker(  # noqa: PLR0913, PLR0917 (a command has its options)
-    host: Annotated[
-        str, Option(help="A loopback or private IPv4 address of this machine.")
-    ] = "127.0.0.1",
-    port: Annotated[int, Option(min=0, max=65_535, help="0: any free port.")] = 50_052,
-    threads: Annotated[
-        int | None, Option(min=1, max=1024, help="Threads. Unset: half of all CPUs.")
-    ] = None,
-    device: Annotated[
-        str | None, Option(help="Devices to offer, with commas. Unset: all, or the CPU.")
-    ] = None,
-    memory: Annotated[
-        int | None, Option(min=1, metavar="MIB", help="Memory to offer, if the build can.")
-    ] = None,
-    cache: Annotated[
-        bool, flag("--cache", "Keep large tensors on disk, for faster loads.")
-    ] = False,
+    host: str = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65_535)] = 50_052,
+    threads: Annotated[int | None, Option(min=1, max=1024)] = None,
+    device: str | None = None,
+    memory: Annotated[int | None, Option(min=1, metavar="MIB")] = None,
+    cache: bool = False,
     config: Config = None,
 ) -> CommandResult:
     """Run an RPC worker in the foreground until Ctrl-C. It computes layers for other machines.
 
     It serves one engine at a time. Its protocol has no authentication and no encryption: other
     machines reach it only at a private address, which --host must name.
+
+    Args:
+        host: A loopback or private IPv4 address of this machine.
+        port: 0: any free port.
+        threads: Threads. Unset: half of all CPUs.
+        device: Devices to offer, with commas. Unset: all, or the CPU.
+        memory: Memory to offer, if the build can.
+        cache: Keep large tensors on disk, for faster loads.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # as in `serve`
     from supervisor.cli.engine import worker as call
@@ -131,13 +114,14 @@ def unload(models: Names) -> None:
 
 
 @verb(run_commands, "start.reload")
-def reload(
-    dry_run: Annotated[bool, flag("--dry-run", "Show what would change; change nothing.")] = False,
-) -> None:
+def reload(dry_run: bool = False) -> None:
     """Apply changed settings without cutting requests.
 
     Models whose settings are unchanged keep their processes. Invalid settings change nothing. Exits
     with 1 if a changed model did not start; its old process then continues.
+
+    Args:
+        dry_run: Show what would change; change nothing.
     """
 
 
@@ -148,47 +132,56 @@ def status() -> None:
 
 @verb(run_commands, "status.ui")
 def ui(
-    no_browser: Annotated[
-        bool, Option("--no-browser", "--print", help="Print the link instead of opening it.")
-    ] = False,
-    as_json: Json = False,
+    no_browser: Annotated[bool, Option("--no-browser", "--print")] = False, as_json: Json = False
 ) -> None:
-    """Open the dashboard in the browser, signed in: models, requests, logs, a chat."""
+    """Open the dashboard in the browser, signed in: models, requests, logs, a chat.
+
+    Args:
+        no_browser: Print the link instead of opening it.
+    """
 
 
 @verb(run_commands, "top.top")
 def top(
-    once: Annotated[bool, flag("--once", "Print one frame and exit.")] = False,
-    interval_s: Annotated[
-        float,
-        Option("--interval", min=0.2, max=60, metavar="S", help="Seconds between refreshes."),
-    ] = 1.0,
+    once: bool = False,
+    interval_s: Annotated[float, Option("--interval", min=0.2, max=60, metavar="S")] = 1.0,
     as_json: Json = False,
 ) -> None:
     """Show models and the requests in flight, refreshed every second; select and cancel requests.
 
     Keys: j, k or arrows select; x cancels; a, m, t, n, c, p sort by age, model, tokens per second,
     tokens, client, phase (again: reversed); q quits. Without a terminal it prints one frame.
+
+    Args:
+        once: Print one frame and exit.
+        interval_s: Seconds between refreshes.
     """
 
 
 @verb(run_commands, "history.logs")
 def logs(
-    model: Annotated[str | None, word("model", "A model; none means the daemon.")] = None,
-    keep_reading: Annotated[
-        bool, Option("-f", "--follow", help="Show new lines until Ctrl-C.")
-    ] = False,
-    lines: Annotated[int, Option("-n", min=0, max=100_000, help="How many old lines.")] = 50,
-    raw: Annotated[bool, flag("--raw", "Pass control characters on.")] = False,
+    model: Annotated[str | None, word("model")] = None,
+    keep_reading: Annotated[bool, Option("-f", "--follow")] = False,
+    lines: Annotated[int, Option("-n", min=0, max=100_000)] = 50,
+    raw: bool = False,
 ) -> None:
-    """Show the log of a model's engines, or of the daemon."""
+    """Show the log of a model's engines, or of the daemon.
+
+    Args:
+        model: A model; none means the daemon.
+        keep_reading: Show new lines until Ctrl-C.
+        lines: How many old lines.
+        raw: Pass control characters on.
+    """
 
 
 @verb(run_commands, "history.events", has_json=False)
-def events(
-    as_json: Annotated[bool, flag("--json", "Print one JSON object a line.")] = False,
-) -> None:
-    """Show events as they happen, until Ctrl-C."""
+def events(as_json: Annotated[bool, Option("--json")] = False) -> None:
+    """Show events as they happen, until Ctrl-C.
+
+    Args:
+        as_json: Print one JSON object a line.
+    """
 
 
 @verb(run_commands, "start.warm")
@@ -213,14 +206,13 @@ Scope = Annotated[
 
 
 @verb(service_commands, "serve.install")
-def service_install(
-    scope: Scope = None,
-    config: Config = None,
-    start: Annotated[bool, Option(help="Start it, and apply changes, at once.")] = True,
-) -> None:
+def service_install(scope: Scope = None, config: Config = None, start: bool = True) -> None:
     """Write the units, enable and start them. Repeat it after changes of listen, limits or keys.
 
     A service of the system runs as the user llama-corral, with /etc/llama-corral/corral.toml.
+
+    Args:
+        start: Start it, and apply changes, at once.
     """
 
 
@@ -238,12 +230,13 @@ def service_status(scope: Scope = None) -> None:
 def service_show(
     scope: Scope = None,
     config: Config = None,
-    kind: Annotated[
-        Literal["systemd", "launchd", "windows"] | None,
-        Option("--format", help="Unset: for this system. launchd and windows are untested."),
-    ] = None,
+    kind: Annotated[Literal["systemd", "launchd", "windows"] | None, Option("--format")] = None,
 ) -> None:
-    """Print the units, a launch agent or a note for Windows; install nothing."""
+    """Print the units, a launch agent or a note for Windows; install nothing.
+
+    Args:
+        kind: Unset: for this system. launchd and windows are untested.
+    """
 
 
 measure_commands = Typer()
@@ -263,40 +256,24 @@ def plan(model: ModelName, config: Config = None) -> None:
 
 
 @verb(measure_commands, "history.explain_request")
-def explain(
-    request_id: Annotated[
-        str | None,
-        word("any request", "From `corral requests --last 20`. Unset: the latest.", metavar="ID"),
-    ] = None,
-) -> None:
-    """Show why a request took so long, and why its prompt was not in the cache."""
+def explain(request_id: Annotated[str | None, word("any request", metavar="ID")] = None) -> None:
+    """Show why a request took so long, and why its prompt was not in the cache.
+
+    Args:
+        request_id: From `corral requests --last 20`. Unset: the latest.
+    """
 
 
 @verb(measure_commands, "bench.bench")
 def bench(  # noqa: PLR0913, PLR0917 (a command has its options)
-    model: Annotated[str, word("model", "A name from corral.toml, or a GGUF.")],
-    profiles: Annotated[
-        str,
-        Option(help="Profiles to compare, with commas; `plain` is llama-server's own defaults."),
-    ] = "",
-    workload: Annotated[
-        str,
-        Option(
-            help="What to measure, with commas: chat, long-prompt, generation, concurrent, batch, "
-            "embedding, yours. Unset: all that suit the model."
-        ),
-    ] = "",
-    repeats: Annotated[int | None, Option(min=1, max=1000, help="Rounds. Unset: 5.")] = None,
-    minutes: Annotated[
-        float | None, Option(min=0.1, max=10_000, help="As many rounds as fit in this time.")
-    ] = None,
-    seed: Annotated[
-        int | None, Option(min=0, help="Repeat the texts and the order of an earlier run.")
-    ] = None,
-    force: Annotated[bool, flag("--force", "Measure although the machine is not free.")] = False,
-    report: Annotated[
-        Path | None, Option(metavar="FILE.html", help="Write a report with plots there.")
-    ] = None,
+    model: Annotated[str, word("model")],
+    profiles: str = "",
+    workload: str = "",
+    repeats: Annotated[int | None, Option(min=1, max=1000)] = None,
+    minutes: Annotated[float | None, Option(min=0.1, max=10_000)] = None,
+    seed: Annotated[int | None, Option(min=0)] = None,
+    force: bool = False,
+    report: Annotated[Path | None, Option(metavar="FILE.html")] = None,
     config: Config = None,
 ) -> None:
     """Measure a model under several profiles, side by side, on engines of its own.
@@ -304,19 +281,33 @@ def bench(  # noqa: PLR0913, PLR0917 (a command has its options)
     Without --profiles: llama-server's own defaults against the model's profile. Each round starts
     every variant once, in another order. A running daemon is not disturbed. Ctrl-C keeps the
     results so far (exit code 130).
+
+    Args:
+        model: A name from corral.toml, or a GGUF.
+        profiles: Profiles to compare, with commas; `plain` is llama-server's own defaults.
+        workload: What to measure, with commas: chat, long-prompt, generation, concurrent, batch,
+            embedding, yours. Unset: all that suit the model.
+        repeats: Rounds. Unset: 5.
+        minutes: As many rounds as fit in this time.
+        seed: Repeat the texts and the order of an earlier run.
+        force: Measure although the machine is not free.
+        report: Write a report with plots there.
     """
 
 
 @verb(measure_commands)
 def trial(
-    model: Annotated[str | None, word("model", "A model with a trial; none means all.")] = None,
-    apply: Annotated[bool, flag("--apply", "Make the profile on trial the model's own.")] = False,
-    end: Annotated[bool, flag("--end", "End the trial.")] = False,
+    model: Annotated[str | None, word("model")] = None, apply: bool = False, end: bool = False
 ) -> CommandResult:
     """Show the figures of a live trial of another profile; --apply or --end finishes the trial.
 
     Both change corral.toml, keep its comments, write a backup beside it, and reload. No answer is
     cut.
+
+    Args:
+        model: A model with a trial; none means all.
+        apply: Make the profile on trial the model's own.
+        end: End the trial.
     """
     from supervisor.cli.trial import finish, show
 
@@ -327,17 +318,16 @@ def trial(
 
 @verb(measure_commands)
 def balance(
-    model: Annotated[str | None, word("model", "A model with workers; none means all.")] = None,
-    apply: Annotated[
-        bool, flag("--apply", "Move the layers as suggested; loads the model again.")
-    ] = False,
-    undo: Annotated[
-        bool, flag("--undo", "Move the layers back to their previous workers.")
-    ] = False,
+    model: Annotated[str | None, word("model")] = None, apply: bool = False, undo: bool = False
 ) -> CommandResult:
     """Show how long each worker of a split model takes, and which layers should move.
 
     --apply stores the new split in a file of the daemon. Requests wait while the model loads.
+
+    Args:
+        model: A model with workers; none means all.
+        apply: Move the layers as suggested; loads the model again.
+        undo: Move the layers back to their previous workers.
     """
     from supervisor.cli import start
 
@@ -349,21 +339,26 @@ def balance(
 
 @verb(measure_commands)
 def tune(  # noqa: PLR0913, PLR0917 (a command has its options)
-    model: Annotated[str, word("model", "From corral.toml, fetched, or a GGUF file.")],
-    goal: Annotated[
-        Literal["latency", "throughput", "memory"],
-        Option(help="What to improve: one answer, all streams together, or peak memory."),
-    ] = "latency",
-    minutes: Annotated[float, Option(min=0.2, max=1440, help="Time to search.")] = 5.0,
-    seed: Annotated[int, Option(min=0, max=2**31, help="Seed for the order of measurements.")] = 0,
-    undo: Annotated[bool, flag("--undo", "Restore the profile before the last tuning.")] = False,
-    force: Annotated[bool, flag("--force", "Measure although the machine is not free.")] = False,
+    model: Annotated[str, word("model")],
+    goal: Literal["latency", "throughput", "memory"] = "latency",
+    minutes: Annotated[float, Option(min=0.2, max=1440)] = 5.0,
+    seed: Annotated[int, Option(min=0, max=2**31)] = 0,
+    undo: bool = False,
+    force: bool = False,
     config: Config = None,
 ) -> CommandResult:
     """Search for the flags with which a model runs best on this machine.
 
     Measures variants of its profile on engines of its own, beside the daemon. The best one is
     written to profiles.d/MODEL.toml if it is really faster and its answers are as good.
+
+    Args:
+        model: From corral.toml, fetched, or a GGUF file.
+        goal: What to improve: one answer, all streams together, or peak memory.
+        minutes: Time to search.
+        seed: Seed for the order of measurements.
+        undo: Restore the profile before the last tuning.
+        force: Measure although the machine is not free.
     """
     from supervisor.cli import bench as command
 
@@ -425,7 +420,7 @@ def main() -> None:
         raise SystemExit(Interrupted.exit_code) from None
 
 
-def _version(value: bool) -> None:  # noqa: FBT001 (Typer passes an option's value by position)
+def _version(value: bool) -> None:
     if value:
         typer.echo(f"llama-corral {__version__}")
         raise typer.Exit

@@ -11,7 +11,6 @@ from supervisor.cli.options import (
     Config,
     Json,
     Names,
-    flag,
     read_bytes,
     read_flag,
     read_seconds,
@@ -27,27 +26,26 @@ requests_commands = Typer(
     name="requests", help="Requests in flight, and ended requests.", invoke_without_command=True
 )
 
-RequestId = Annotated[str, word("request", "From `corral requests`.", metavar="ID")]
+RequestId = Annotated[str, word("request", help="From `corral requests`.", metavar="ID")]
 
 
 @verb(requests_commands)
 def requests(
-    last: Annotated[
-        int | None,
-        Option("--last", "-n", min=1, max=_LAST_MAX, help="The latest N ended requests."),
-    ] = None,
-    model: Annotated[
-        str | None, word("model", "Ended requests of this model.", "--model", "-m")
-    ] = None,
-    client: Annotated[
-        str | None, Option("--client", help="Ended requests of this API key or address.")
-    ] = None,
-    failed: Annotated[bool, flag("--failed", "Requests that failed or were cancelled.")] = False,
-    since: Annotated[
-        str | None, Option("--since", help="Ended since then: 90s, 15m, 1h, 2d, or a date.")
-    ] = None,
+    last: Annotated[int | None, Option("--last", "-n", min=1, max=_LAST_MAX)] = None,
+    model: Annotated[str | None, word("model", "--model", "-m")] = None,
+    client: str | None = None,
+    failed: bool = False,
+    since: str | None = None,
 ) -> CommandResult:
-    """List the requests in flight; with any of these options, the latest 20 that have ended."""
+    """List the requests in flight; with any of these options, the latest 20 that have ended.
+
+    Args:
+        last: The latest N ended requests.
+        model: Ended requests of this model.
+        client: Ended requests of this API key or address.
+        failed: Requests that failed or were cancelled.
+        since: Ended since then: 90s, 15m, 1h, 2d, or a date.
+    """
     from proxy.observe.past import HistoryQuery
     from supervisor.cli.requests import list_past, list_requests
 
@@ -58,20 +56,25 @@ def requests(
 
 
 @verb(requests_commands, "requests.show")
-def requests_show(
-    request_id: Annotated[
-        str, word("any request", "From `corral requests`, or from X-Request-Id.", metavar="ID")
-    ],
-) -> None:
-    """Show every figure of a request, and where its time went."""
+def requests_show(request_id: Annotated[str, word("any request", metavar="ID")]) -> None:
+    """Show every figure of a request, and where its time went.
+
+    Args:
+        request_id: From `corral requests`, or from X-Request-Id.
+    """
 
 
 @verb(requests_commands, "requests.forget")
 def requests_forget(
-    model: Annotated[str | None, word("model", "The model.", "--model", "-m")] = None,
-    everything: Annotated[bool, flag("--all", "All models.")] = False,
+    model: Annotated[str | None, word("model", "--model", "-m")] = None,
+    everything: Annotated[bool, Option("--all")] = False,
 ) -> None:
-    """Delete the stored records of ended requests; works without a daemon."""
+    """Delete the stored records of ended requests; works without a daemon.
+
+    Args:
+        model: The model.
+        everything: All models.
+    """
 
 
 @verb(requests_commands, "requests.cancel")
@@ -84,24 +87,25 @@ capture_commands = Typer()
 
 @verb(capture_commands)
 def capture(
-    model: Annotated[str | None, word("model", "The model to capture.", "--model")] = None,
-    duration_s: Annotated[
-        float, Option("--for", parser=read_seconds, metavar="TIME", help="Such as 90s, 10m or 2h.")
-    ] = "10m",  # type: ignore[assignment]
-    output: Annotated[
-        Path | None,
-        Option(metavar="FILE", help="A new file. Unset: named after the model and the time."),
-    ] = None,
-    max_size: Annotated[
-        int, Option(parser=read_bytes, metavar="SIZE", help="Limit of the file, such as 64MiB.")
-    ] = "64MiB",  # type: ignore[assignment]
-    max_requests: Annotated[int | None, Option(min=1, help="Limit of requests.")] = None,
-    stop: Annotated[bool, flag("--stop", "End the running capture.")] = False,
+    model: Annotated[str | None, word("model", "--model")] = None,
+    duration_s: Annotated[float, Option("--for", parser=read_seconds, metavar="TIME")] = "10m",  # type: ignore[assignment]
+    output: Annotated[Path | None, Option(metavar="FILE")] = None,
+    max_size: Annotated[int, Option(parser=read_bytes, metavar="SIZE")] = "64MiB",  # type: ignore[assignment]
+    max_requests: Annotated[int | None, Option(min=1)] = None,
+    stop: bool = False,
 ) -> CommandResult:
     """Record the requests to a model and their responses; without options, show the capture.
 
     The file has prompts and answers, for you alone (mode 0600), and no keys. The capture ends with
     this command (Ctrl-C), at the first of its limits, or with the daemon. `corral replay` plays it.
+
+    Args:
+        model: The model to capture.
+        duration_s: Such as 90s, 10m or 2h.
+        output: A new file. Unset: named after the model and the time.
+        max_size: Limit of the file, such as 64MiB.
+        max_requests: Limit of requests.
+        stop: End the running capture.
     """
     from supervisor.cli import capture as command
     from supervisor.experiments.capture_lines import (
@@ -128,24 +132,14 @@ def capture(
 
 @verb(capture_commands)
 def replay(  # noqa: PLR0913, PLR0917 (a command has its options)
-    capture_file: Annotated[Path, Argument(metavar="CAPTURE", help="A file of `capture`.")],
-    engine: Annotated[str | None, word("engine", "Another build, or a path.", "--engine")] = None,
-    profile: Annotated[str | None, word("profile", "Another profile.", "--profile")] = None,
-    changes: Annotated[
-        list[str] | None,
-        Option("--set", metavar="KEY=VALUE", help="A flag, such as cache-type-k=q8_0."),
-    ] = None,
-    daemon: Annotated[bool, flag("--daemon", "Play against the running daemon.")] = False,
-    speed: Annotated[
-        Literal["full", "as-recorded"],
-        Option(help="full: as fast as possible. as-recorded: at the recorded times."),
-    ] = "full",
-    concurrency: Annotated[
-        int | None, Option(min=1, max=64, help="Requests at once. Unset: as captured.")
-    ] = None,
-    model: Annotated[
-        str | None, word("model", "Unset: the model of the capture.", "--model")
-    ] = None,
+    capture_file: Annotated[Path, Argument(metavar="CAPTURE")],
+    engine: Annotated[str | None, word("engine", "--engine")] = None,
+    profile: Annotated[str | None, word("profile", "--profile")] = None,
+    changes: Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE")] = None,
+    daemon: bool = False,
+    speed: Literal["full", "as-recorded"] = "full",
+    concurrency: Annotated[int | None, Option(min=1, max=64)] = None,
+    model: Annotated[str | None, word("model", "--model")] = None,
     config: Config = None,
 ) -> CommandResult:
     """Play the requests of a capture with other settings or another build, on an engine of its own.
@@ -153,6 +147,16 @@ def replay(  # noqa: PLR0913, PLR0917 (a command has its options)
     Greedy, with one seed. Shows speed, cache use, and the first token that differs in each answer.
     Answers are compared with the captured ones if those were greedy; otherwise the model's present
     settings are played first. A running daemon is not disturbed, except for the processor.
+
+    Args:
+        capture_file: A file of `capture`.
+        engine: Another build, or a path.
+        profile: Another profile.
+        changes: A flag, such as cache-type-k=q8_0.
+        daemon: Play against the running daemon.
+        speed: full: as fast as possible. as-recorded: at the recorded times.
+        concurrency: Requests at once. Unset: as captured.
+        model: Unset: the model of the capture.
     """
     from supervisor.cli.capture import ReplayOptions
     from supervisor.cli.capture import replay as call
@@ -168,19 +172,18 @@ def replay(  # noqa: PLR0913, PLR0917 (a command has its options)
 
 @verb(capture_commands, "report.report")
 def report(
-    output: Annotated[
-        Path | None,
-        Option(metavar="FILE", help="A new file. Unset: named after the time, in here."),
-    ] = None,
-    with_prompts: Annotated[
-        bool, flag("--with-prompts", "Keep the prompts in logs and settings.")
-    ] = False,
+    output: Annotated[Path | None, Option(metavar="FILE")] = None,
+    with_prompts: bool = False,
     config: Config = None,
 ) -> None:
     """Write one archive for a bug report: versions, checks, plans, settings, logs and figures.
 
     It has no keys, no prompts and no answers, and neither your name nor your home directory. Works
     without a daemon, and with invalid settings.
+
+    Args:
+        output: A new file. Unset: named after the time, in here.
+        with_prompts: Keep the prompts in logs and settings.
     """
 
 
@@ -208,32 +211,30 @@ def slots_save(models: Names) -> None:
 
 @verb(slots_commands, "slots.forget")
 def slots_forget(
-    model: Annotated[str | None, word("model", "The model.")] = None,
-    everything: Annotated[bool, flag("--all", "All models.")] = False,
-    conversation: Annotated[
-        str | None, Option("--conversation", "-c", metavar="NAME", help="From `corral slots list`.")
-    ] = None,
-    request: Annotated[
-        str | None,
-        Option(
-            "--request", metavar="ID", help="The conversation of a request of `corral requests`."
-        ),
-    ] = None,
+    model: Annotated[str | None, word("model")] = None,
+    everything: Annotated[bool, Option("--all")] = False,
+    conversation: Annotated[str | None, Option("--conversation", "-c", metavar="NAME")] = None,
+    request: Annotated[str | None, Option(metavar="ID")] = None,
 ) -> None:
     """Delete saved conversations and learned prompts, or one conversation everywhere.
 
     Works without a daemon, except with --request.
+
+    Args:
+        model: The model.
+        everything: All models.
+        conversation: From `corral slots list`.
+        request: The conversation of a request of `corral requests`.
     """
 
 
 @verb(slots_commands, "key.new")
-def slots_new_key(
-    file: Annotated[
-        Path | None, Argument(help="Unset: the file in the settings, or slots.key beside them.")
-    ] = None,
-    config: Config = None,
-) -> None:
-    """Create a key that encrypts saved conversations; added to a file that has keys already."""
+def slots_new_key(file: Annotated[Path | None, Argument()] = None, config: Config = None) -> None:
+    """Create a key that encrypts saved conversations; added to a file that has keys already.
+
+    Args:
+        file: Unset: the file in the settings, or slots.key beside them.
+    """
 
 
 batch_commands = Typer(
@@ -247,14 +248,14 @@ Output = Annotated[
 
 
 @verb(batch_commands, "batch.run")
-def batch_run(
-    file: Annotated[Path, Argument(metavar="FILE.jsonl", help="Requests, one a line.")],
-    output: Output = None,
-) -> None:
+def batch_run(file: Annotated[Path, Argument(metavar="FILE.jsonl")], output: Output = None) -> None:
     """Compute a file of requests in OpenAI's batch format, and write the results beside it.
 
     Exits with 1 if a line failed. After Ctrl-C the batch continues; a second Ctrl-C cancels it. If
     the daemon needs an API key, it is read from CORRAL_API_KEY.
+
+    Args:
+        file: Requests, one a line.
     """
 
 
@@ -278,21 +279,23 @@ usage_commands = Typer()
 
 @verb(usage_commands)
 def usage(
-    by: Annotated[
-        Literal["key", "model", "day", "month"] | None,
-        Option(help="How to group the lines. Unset: by key and model."),
-    ] = None,
-    since: Annotated[
-        str | None, Option(metavar="DAY", help="2026-11-22, 2026-11, or 7d. Unset: all.")
-    ] = None,
-    key: Annotated[str | None, word("key", "Only this API key.", "--key")] = None,
-    model: Annotated[str | None, word("model", "Only this model.", "--model")] = None,
-    as_csv: Annotated[bool, flag("--csv", "Print comma-separated values.")] = False,
+    by: Literal["key", "model", "day", "month"] | None = None,
+    since: Annotated[str | None, Option(metavar="DAY")] = None,
+    key: Annotated[str | None, word("key", "--key")] = None,
+    model: Annotated[str | None, word("model", "--model")] = None,
+    as_csv: Annotated[bool, Option("--csv")] = False,
     as_json: Json = False,
 ) -> CommandResult:
     """Show the tokens, slot time and processor time that each API key used.
 
     Works without a daemon. CACHED tokens were taken from a cache instead of being computed.
+
+    Args:
+        by: How to group the lines. Unset: by key and model.
+        since: 2026-11-22, 2026-11, or 7d. Unset: all.
+        key: Only this API key.
+        model: Only this model.
+        as_csv: Print comma-separated values.
     """
     if as_csv and as_json:
         raise BadParameter("--csv and --json exclude each other")
@@ -314,7 +317,12 @@ def record_show() -> None:
 
 @verb(record_commands, "history.forget_recorded")
 def record_forget(
-    model: Annotated[str | None, word("model", "The model.")] = None,
-    everything: Annotated[bool, flag("--all", "All models.")] = False,
+    model: Annotated[str | None, word("model")] = None,
+    everything: Annotated[bool, Option("--all")] = False,
 ) -> None:
-    """Delete the recorded figures; works without a daemon."""
+    """Delete the recorded figures; works without a daemon.
+
+    Args:
+        model: The model.
+        everything: All models.
+    """

@@ -6,67 +6,59 @@ from typing import Annotated, Final, Literal
 
 from typer import Argument, BadParameter, Option, Typer
 
-from supervisor.cli.options import Config, Models, Yes, flag, read_seconds, verb, word
+from supervisor.cli.options import Config, Models, Yes, read_seconds, verb, word
 from supervisor.output import CommandResult
 
 setup_commands = Typer()
 
 
 @verb(setup_commands, "init.init")
-def init(
-    models: Models,
-    force: Annotated[bool, flag("--force", "Replace a settings file; a backup is kept.")] = False,
-    config: Config = None,
-) -> None:
-    """Write a commented corral.toml for this machine and the models that are stored here."""
+def init(models: Models, force: bool = False, config: Config = None) -> None:
+    """Write a commented corral.toml for this machine and the models that are stored here.
+
+    Args:
+        force: Replace a settings file; a backup is kept.
+    """
 
 
 @verb(setup_commands, "init.import_settings", name="import")
 def import_settings(
-    source: Annotated[
-        list[str],
-        Argument(
-            metavar="FILE | -- COMMAND...",
-            help="A llama-swap YAML, a router preset (.ini), a Modelfile, a file with a command; "
-            "- reads standard input. After two dashes: the words of a llama-server command.",
-        ),
-    ],
+    source: Annotated[list[str], Argument(metavar="FILE | -- COMMAND...")],
     kind: Annotated[
-        Literal["command", "llama-swap", "router", "modelfile"] | None,
-        Option("--from", help="Its format. Unset: detected from the content."),
+        Literal["command", "llama-swap", "router", "modelfile"] | None, Option("--from")
     ] = None,
-    write: Annotated[
-        bool, flag("--write", "Write it into corral.toml, with a backup beside it.")
-    ] = False,
+    write: bool = False,
     config: Config = None,
 ) -> None:
-    """Turn settings of other programs into corral.toml, and list what has no equivalent."""
+    """Turn settings of other programs into corral.toml, and list what has no equivalent.
+
+    Args:
+        source: A llama-swap YAML, a router preset (.ini), a Modelfile, a file with a command; -
+            reads standard input. After two dashes: the words of a llama-server command.
+        kind: Its format. Unset: detected from the content.
+        write: Write it into corral.toml, with a backup beside it.
+    """
 
 
 @verb(setup_commands)
 def connect(
-    client: Annotated[
-        str | None, word("client", "A client program; none lists them.", metavar="[CLIENT]")
-    ] = None,
-    model: Annotated[
-        str | None,
-        word("model", "For most requests. Unset: the default model, or a loaded model.", "--model"),
-    ] = None,
-    small: Annotated[
-        str | None,
-        word("model", "For short requests, such as titles. Unset: the same model.", "--small"),
-    ] = None,
-    write: Annotated[
-        bool, flag("--write", "Check with one request, then write; each file has a backup.")
-    ] = False,
-    undo: Annotated[
-        bool, flag("--undo", "Remove the settings of --write; the rest stays.")
-    ] = False,
-    check: Annotated[
-        bool, Option("--check/--no-check", help="With --write: send a request first.")
-    ] = True,
+    client: Annotated[str | None, word("client", metavar="[CLIENT]")] = None,
+    model: Annotated[str | None, word("model", "--model")] = None,
+    small: Annotated[str | None, word("model", "--small")] = None,
+    write: bool = False,
+    undo: bool = False,
+    check: Annotated[bool, Option("--check/--no-check")] = True,
 ) -> CommandResult:
-    """Show a client's settings for the running daemon, write them, or remove them again."""
+    """Show a client's settings for the running daemon, write them, or remove them again.
+
+    Args:
+        client: A client program; none lists them.
+        model: For most requests. Unset: the default model, or a loaded model.
+        small: For short requests, such as titles. Unset: the same model.
+        write: Check with one request, then write; each file has a backup.
+        undo: Remove the settings of --write; the rest stays.
+        check: With --write: send a request first.
+    """
     from supervisor.cli import connect as calls
 
     if client is None:
@@ -84,7 +76,7 @@ def connect(
 
 config_commands = Typer(name="config", help="The settings file, corral.toml.", no_args_is_help=True)
 
-SettingKey = Annotated[str, word("setting", "A dotted key, as proxy.listen.", metavar="KEY")]
+SettingKey = Annotated[str, word("setting", help="A dotted key, as proxy.listen.", metavar="KEY")]
 
 
 @verb(config_commands, "config.check")
@@ -103,12 +95,12 @@ def config_path(config: Config = None) -> None:
 
 
 @verb(config_commands, "config.set_value")
-def config_set(
-    key: SettingKey,
-    value: Annotated[str, Argument(help="A TOML value, or a text without quotes.")],
-    config: Config = None,
-) -> None:
-    """Set one value in corral.toml; its comments stay, and invalid settings are refused."""
+def config_set(key: SettingKey, value: str, config: Config = None) -> None:
+    """Set one value in corral.toml; its comments stay, and invalid settings are refused.
+
+    Args:
+        value: A TOML value, or a text without quotes.
+    """
 
 
 @verb(config_commands, "config.unset_value")
@@ -117,14 +109,12 @@ def config_unset(key: SettingKey, config: Config = None) -> None:
 
 
 @verb(config_commands, "config.schema")
-def config_schema(
-    write: Annotated[
-        bool,
-        flag("--write", "Write it beside corral.toml, and name it in corral.toml for editors."),
-    ] = False,
-    config: Config = None,
-) -> None:
-    """Show the JSON Schema of corral.toml, with the meaning of every setting."""
+def config_schema(write: bool = False, config: Config = None) -> None:
+    """Show the JSON Schema of corral.toml, with the meaning of every setting.
+
+    Args:
+        write: Write it beside corral.toml, and name it in corral.toml for editors.
+    """
 
 
 key_commands = Typer(name="key", help="API keys of clients.", no_args_is_help=True)
@@ -132,33 +122,31 @@ key_commands = Typer(name="key", help="API keys of clients.", no_args_is_help=Tr
 
 @verb(key_commands)
 def key_add(  # noqa: PLR0913, PLR0917 (a command has its options)
-    name: Annotated[str, Argument(help="Its name in logs and limits.")],
-    models: Annotated[
-        list[str] | None,
-        word("model", "A model it may use; repeat for more. Unset: all.", "--model"),
-    ] = None,
-    in_flight: Annotated[int | None, Option(min=1, max=100_000, help="Requests at once.")] = None,
-    rpm: Annotated[int | None, Option(min=1, max=1_000_000, help="Requests a minute.")] = None,
-    priority: Annotated[
-        Literal["interactive", "batch"], Option(help="batch: all interactive requests go first.")
-    ] = "interactive",
-    admin: Annotated[
-        bool, flag("--admin", "It may use the dashboard, and sees all requests.")
-    ] = False,
-    tokens_per_minute: Annotated[
-        int | None, Option(min=1, help="Tokens of prompts and answers a minute.")
-    ] = None,
-    tokens_per_day: Annotated[
-        int | None, Option(min=1, help="Tokens of prompts and answers a day.")
-    ] = None,
-    max_context: Annotated[
-        int | None, Option(min=1, help="Tokens of a prompt plus the requested answer.")
-    ] = None,
+    name: str,
+    models: Annotated[list[str] | None, word("model", "--model")] = None,
+    in_flight: Annotated[int | None, Option(min=1, max=100_000)] = None,
+    rpm: Annotated[int | None, Option(min=1, max=1_000_000)] = None,
+    priority: Literal["interactive", "batch"] = "interactive",
+    admin: bool = False,
+    tokens_per_minute: Annotated[int | None, Option(min=1)] = None,
+    tokens_per_day: Annotated[int | None, Option(min=1)] = None,
+    max_context: Annotated[int | None, Option(min=1)] = None,
     config: Config = None,
 ) -> CommandResult:
     """Create a random API key, print it once, and store only its SHA-256.
 
     A running daemon accepts it within a second.
+
+    Args:
+        name: Its name in logs and limits.
+        models: A model it may use; repeat for more. Unset: all.
+        in_flight: Requests at once.
+        rpm: Requests a minute.
+        priority: batch: all interactive requests go first.
+        admin: It may use the dashboard, and sees all requests.
+        tokens_per_minute: Tokens of prompts and answers a minute.
+        tokens_per_day: Tokens of prompts and answers a day.
+        max_context: Tokens of a prompt plus the requested answer.
     """
     from proxy.auth.keys_file import Key
     from supervisor.cli.key import add as call
@@ -197,13 +185,15 @@ def hooks(config: Config = None) -> None:
 
 
 @verb(hooks_commands, "key.try_hook")
-def hooks_test(
-    hook: Annotated[str, word("hook", "As model_loaded.", metavar="HOOK")], config: Config = None
-) -> None:
-    """Run the commands of a hook with an example event, and show what they print."""
+def hooks_test(hook: Annotated[str, word("hook", metavar="HOOK")], config: Config = None) -> None:
+    """Run the commands of a hook with an example event, and show what they print.
+
+    Args:
+        hook: As model_loaded.
+    """
 
 
-Build = Annotated[str, word("engine", "Such as b10434 or b10434-vulkan.", metavar="BUILD")]
+Build = Annotated[str, word("engine", help="Such as b10434 or b10434-vulkan.", metavar="BUILD")]
 Wanted = Annotated[
     str,
     Argument(
@@ -243,36 +233,40 @@ def engine_path(config: Config = None) -> None:
 
 @verb(engine_commands, "engine.show_help")
 def engine_help(
-    name: Annotated[str | None, Argument(metavar="FLAG", help="One flag; none means all.")] = None,
-    config: Config = None,
+    name: Annotated[str | None, Argument(metavar="FLAG")] = None, config: Config = None
 ) -> None:
-    """Show the options of the llama-server in use, read from its --help."""
+    """Show the options of the llama-server in use, read from its --help.
+
+    Args:
+        name: One flag; none means all.
+    """
 
 
 @verb(engine_commands, "engine.install")
 def engine_install(
     wanted: Wanted = "stable",
-    variant: Annotated[
-        Literal["cpu", "vulkan", "cuda", "rocm", "metal"] | None,
-        Option("--variant", help="The backend. Unset: the best for this machine."),
-    ] = None,
+    variant: Literal["cpu", "vulkan", "cuda", "rocm", "metal"] | None = None,
     config: Config = None,
 ) -> None:
-    """Install a release of llama.cpp beside the installed ones."""
+    """Install a release of llama.cpp beside the installed ones.
+
+    Args:
+        variant: The backend. Unset: the best for this machine.
+    """
 
 
 @verb(engine_commands, "engine.build")
 def engine_build(
-    wanted: Annotated[
-        str, Argument(metavar="BUILD", help="Such as b11434, or newest.", show_default=False)
-    ],
-    jobs: Annotated[
-        int | None,
-        Option("--jobs", min=1, help="Compilers at a time. Unset: as many as cores and memory do."),
-    ] = None,
+    wanted: Annotated[str, Argument(metavar="BUILD", show_default=False)],
+    jobs: Annotated[int | None, Option(min=1)] = None,
     config: Config = None,
 ) -> None:
-    """Compile a build for this processor from its sources, with cmake and a C++ compiler."""
+    """Compile a build for this processor from its sources, with cmake and a C++ compiler.
+
+    Args:
+        wanted: Such as b11434, or newest.
+        jobs: Compilers at a time. Unset: as many as cores and memory do.
+    """
 
 
 @verb(engine_commands, "engine.update")
@@ -297,31 +291,28 @@ def engine_remove(name: Build, config: Config = None) -> None:
 
 @verb(engine_commands)
 def engine_canary(  # noqa: PLR0913, PLR0917 (a command has its options)
-    build: Annotated[
-        str | None, word("engine", "An installed build, or the path of a llama-server.")
-    ] = None,
-    model: Annotated[
-        str | None, Option("--model", help="A loaded model; the only one by default.")
-    ] = None,
-    share: Annotated[
-        float,
-        Option(parser=_share, metavar="SHARE", help="Share of new conversations: 10% or 0.1."),
-    ] = "10%",  # type: ignore[assignment]
-    limit_s: Annotated[
-        float | None,
-        Option("--for", parser=read_seconds, metavar="TIME", help="Decide after 90s, 10m or 2h."),
-    ] = None,
-    margin: Annotated[
-        float, Option(parser=_share, metavar="SHARE", help="How much slower it may be.")
-    ] = "20%",  # type: ignore[assignment]
-    promote: Annotated[bool, flag("--promote", "Make it the model's own engine.")] = False,
-    withdraw: Annotated[bool, flag("--withdraw", "End it.")] = False,
+    build: Annotated[str | None, word("engine")] = None,
+    model: str | None = None,
+    share: Annotated[float, Option(parser=_share, metavar="SHARE")] = "10%",  # type: ignore[assignment]
+    limit_s: Annotated[float | None, Option("--for", parser=read_seconds, metavar="TIME")] = None,
+    margin: Annotated[float, Option(parser=_share, metavar="SHARE")] = "20%",  # type: ignore[assignment]
+    promote: bool = False,
+    withdraw: bool = False,
 ) -> CommandResult:
     """Try another build on a share of a model's conversations; without options, show the figures.
 
     One replica of the model runs it. A crash, more errors, or less speed than the margin allows
     withdraw it. At the end of --for it is promoted if the figures exclude all that: every replica
     moves to it, and corral.toml keeps it. No answer is cut.
+
+    Args:
+        build: An installed build, or the path of a llama-server.
+        model: A loaded model; the only one by default.
+        share: Share of new conversations: 10% or 0.1.
+        limit_s: Decide after 90s, 10m or 2h.
+        margin: How much slower it may be.
+        promote: Make it the model's own engine.
+        withdraw: End it.
     """
     from supervisor.cli import trial
 
@@ -345,26 +336,35 @@ model_commands = Typer(name="model", help="GGUF files.", no_args_is_help=True)
 
 @verb(model_commands, "model.get")
 def model_get(
-    name: Annotated[
-        str, Argument(metavar="MODEL", help="OWNER/NAME[:QUANT], a URL, or a pinned name.")
-    ],
-    projector: Annotated[bool, Option(help="Fetch the model's projector too.")] = True,
-    draft: Annotated[bool, Option(help="Fetch its draft model or draft heads too.")] = True,
-    dry_run: Annotated[bool, flag("--dry-run", "Show the files; fetch nothing.")] = False,
+    name: Annotated[str, Argument(metavar="MODEL")],
+    projector: bool = True,
+    draft: bool = True,
+    dry_run: bool = False,
     as_lines: Annotated[bool, Option("--lines", hidden=True)] = False,
 ) -> None:
     """Download a model, unless it is complete already.
 
     Without QUANT, the quantisation that fits this machine is chosen. A broken download continues.
+
+    Args:
+        name: OWNER/NAME[:QUANT], a URL, or a pinned name.
+        projector: Fetch the model's projector too.
+        draft: Fetch its draft model or draft heads too.
+        dry_run: Show the files; fetch nothing.
     """
 
 
 @verb(model_commands, "model.search")
 def model_search(
-    words: Annotated[list[str], Argument(metavar="WORD...", help="Words of the name.")],
-    limit: Annotated[int, Option(min=1, max=50, help="How many to show.")] = 10,
+    words: Annotated[list[str], Argument(metavar="WORD...")],
+    limit: Annotated[int, Option(min=1, max=50)] = 10,
 ) -> None:
-    """Search the hub for GGUF models; the most downloaded first."""
+    """Search the hub for GGUF models; the most downloaded first.
+
+    Args:
+        words: Words of the name.
+        limit: How many to show.
+    """
 
 
 @verb(model_commands, "model.list_models")
@@ -382,21 +382,21 @@ def model_show(file: str) -> None:
 
 
 @verb(model_commands, "model.remove")
-def model_remove(
-    name: Annotated[str, Argument(help="A name of `corral model list`.")],
-    yes: Yes = False,
-    config: Config = None,
-) -> None:
-    """Delete a downloaded model, unless an engine serves it or another program keeps it."""
+def model_remove(name: str, yes: Yes = False, config: Config = None) -> None:
+    """Delete a downloaded model, unless an engine serves it or another program keeps it.
+
+    Args:
+        name: A name of `corral model list`.
+    """
 
 
 @verb(model_commands, "model.prune")
-def model_prune(
-    dry_run: Annotated[bool, flag("--dry-run", "Show, and delete nothing.")] = False,
-    yes: Yes = False,
-    config: Config = None,
-) -> None:
-    """Delete unfinished downloads, and files of models that nothing uses."""
+def model_prune(dry_run: bool = False, yes: Yes = False, config: Config = None) -> None:
+    """Delete unfinished downloads, and files of models that nothing uses.
+
+    Args:
+        dry_run: Show, and delete nothing.
+    """
 
 
 profile_commands = Typer(name="profile", help="Named sets of tuned flags.", no_args_is_help=True)
@@ -414,7 +414,10 @@ def profile_show(name: Annotated[str, word("profile")]) -> None:
 
 @verb(profile_commands, "config.check_profiles")
 def profile_check(
-    name: Annotated[str | None, word("profile", "One profile; none means all.")] = None,
-    config: Config = None,
+    name: Annotated[str | None, word("profile")] = None, config: Config = None
 ) -> None:
-    """Check profiles against the llama-server in use."""
+    """Check profiles against the llama-server in use.
+
+    Args:
+        name: One profile; none means all.
+    """

@@ -147,7 +147,7 @@ def bench(  # noqa: PLR0913, PLR0917 (a command has its options)
     repeats: int | None,
     minutes: float | None,
     seed: int | None,
-    force: bool,  # noqa: FBT001 (as above)
+    force: bool,
     report: Path | None,
     config: Path | None,
 ) -> CommandResult:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_args, get_origin
 
 import typer
 from typer import Argument, BadParameter, Context, Option
@@ -77,11 +77,11 @@ def offer(kind: Kind) -> Callable[[str], list[str]]:
     return complete
 
 
-def word(kind: Kind, text: str | None = None, *names: str, metavar: str | None = None) -> Any:
+def word(kind: Kind, *names: str, help: str | None = None, metavar: str | None = None) -> Any:  # noqa: A002 (Typer's name)
     """Return an argument, or an option with these names, whose words the shell completes."""
     if names:
-        return Option(*names, help=text, autocompletion=offer(kind))
-    return Argument(help=text, metavar=metavar, autocompletion=offer(kind))
+        return Option(*names, help=help, autocompletion=offer(kind))
+    return Argument(help=help, metavar=metavar, autocompletion=offer(kind))
 
 
 def words(text: str) -> Any:
@@ -95,11 +95,6 @@ def words(text: str) -> Any:
     )
 
 
-def flag(name: str, text: str) -> Any:
-    """Return an option without a value."""
-    return Option(name, help=text)
-
-
 Config = Annotated[Path | None, Option("--config", help="Read this settings file.")]
 Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask.")]
 Listen = Annotated[str | None, Option("--listen", help="HOST:PORT for clients; port 0: any.")]
@@ -109,12 +104,32 @@ ModelName = Annotated[str, word("model", metavar="MODEL")]
 Json = Annotated[bool, Option("--json", help="Print one JSON envelope.")]
 
 
+# An entry of a section Args: the name, and the text with its further lines.
+_HELP: Final = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
+
+
+def _with_help(parameter: inspect.Parameter, text: str | None) -> inspect.Parameter:
+    if text is None:  # an option that commands share, with its own help
+        return parameter
+    hint = parameter.annotation
+    if get_origin(hint) is Annotated:
+        hint, given = get_args(hint)
+    elif parameter.default is parameter.empty:
+        given = Argument()
+    else:
+        is_switch = hint is bool and not parameter.default
+        given = Option(*([f"--{parameter.name.replace('_', '-')}"] if is_switch else ()))
+    given.help = " ".join(text.split())
+    return parameter.replace(annotation=Annotated[hint, given])
+
+
 def verb(
     group: typer.Typer, target: str = "", *, name: str = "", has_json: bool = True
 ) -> Callable[[Callable[..., CommandResult | None]], Callable[..., None]]:
     """Make a function a command of a group, with --json, which shows its result and exits.
 
-    A command with the name of its group is what the group does without a command.
+    A command with the name of its group is what the group does without a command. The section
+    Args of its docstring has the help of its options; one that is False by default is a switch.
 
     Args:
         target: `MODULE.FUNCTION` of this package, to call instead with the same arguments.
@@ -124,6 +139,8 @@ def verb(
 
     def declare(declared: Callable[..., CommandResult | None]) -> Callable[..., None]:
         signature = inspect.signature(declared, eval_str=True)
+        summary, _, args = (inspect.getdoc(declared) or "").partition("\n\nArgs:\n")
+        helps = dict(_HELP.findall(args))
         takes_json = "as_json" in signature.parameters
         of_group = group.info.name or ""
         own = name or declared.__name__.removeprefix(f"{of_group}_").replace("_", "-")
@@ -150,7 +167,11 @@ def verb(
         added = [inspect.Parameter("context", keyword, annotation=Context)]
         if has_json and not takes_json:
             added.append(inspect.Parameter("as_json", keyword, default=False, annotation=Json))
-        parameters = [*signature.parameters.values(), *added]
+        parameters = [
+            *(_with_help(given, helps.get(name)) for name, given in signature.parameters.items()),
+            *added,
+        ]
+        run.__doc__ = summary
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         (group.callback() if is_group else group.command(own))(run)
         return run
