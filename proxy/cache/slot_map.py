@@ -410,6 +410,13 @@ class SlotMap:
         slot.is_aimed = slot.is_reserved
         return others
 
+    def confirm(self, slot: Slot, number: int) -> None:
+        """Note the number of a slot, as the engine reported it."""
+        for other in self._slots:
+            if other.id_slot == number and other is not slot:
+                other.id_slot, other.certainty = slot.id_slot, GUESSED
+        slot.id_slot, slot.certainty = number, CONFIRMED
+
     def mark_sent(
         self,
         slot: Slot,

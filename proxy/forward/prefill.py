@@ -36,6 +36,7 @@ from proxy.cache.prompt import BLOCK_TOKENS, has_text_only
 from proxy.common.headers import JSON
 from proxy.errors import UpstreamConnectFailed, UpstreamFailed, UpstreamTimeout
 from proxy.http.api_formats import data_event
+from proxy.request.chat_form import chat_form
 from proxy.request.request import ProxyRequest
 from proxy.router.lease import Lease
 from proxy.router.router import Router
@@ -185,6 +186,11 @@ _FEWER_TOKENS: Final = 4
 _STEP_TIMEOUT_S: Final = 20.0
 _ANSWER_MAX_BYTES: Final = 32 * 1024**2
 _LEADING: Final = frozenset({"system", "developer"})
+# Where the engine counts the tokens of requests that it translates.
+_COUNT_PAGES: Final = {
+    EndpointKind.MESSAGES: "/v1/messages/count_tokens",
+    EndpointKind.RESPONSES: "/v1/responses/input_tokens",
+}
 _TEXTS: Final = frozenset({EndpointKind.COMPLETION, EndpointKind.LLAMA_COMPLETION})
 
 
@@ -270,29 +276,36 @@ class PrefillChunks:
 
         Raises UpstreamConnectFailed: the instance refused or closed a connection.
         """
-        is_saved = False
+        lease, is_saved = self._lease, False
+        request = lease.request
         try:
-            if _is_plain_text(self._lease.request):
-                tokens = await self._tokens()
-                end = await self._beginning_end(tokens)
+            chat = chat_form(request.kind, request.json)
+            if chat and _is_alone(request.json) and has_text_only(chat["messages"]):
+                tokens = await self._chat_tokens(chat)
+                end = await self._beginning_end(chat, tokens)
                 if end and await self._compute_at_once(tokens[:end], len(tokens)):
-                    is_saved = await self._router.save_beginning(self._lease, end)
+                    is_saved = await self._router.save_beginning(lease, end)
+                    await self._router.aim(lease)
         finally:
-            self._lease.is_paused = False
-            self._router.note_beginning(self._lease, is_saved=is_saved)
+            lease.is_paused = False
+            self._router.note_beginning(lease, is_saved=is_saved)
 
-    async def _beginning_end(self, tokens: Sequence[int]) -> int:
+    async def _beginning_end(self, chat: Mapping[str, Any], tokens: Sequence[int]) -> int:
         """Return the number of tokens before the user's first message; 0 if unknown."""
-        members = self._lease.request.json
-        messages = members["messages"]
+        lease, messages = self._lease, chat["messages"]
         own = next((message for message in messages if message.get("role") not in _LEADING), None)
         if own is None:
             return 0
+        if count_page := _COUNT_PAGES.get(lease.request.kind):
+            # The engine translates this request. Does it make this chat of it?
+            counted = await self._post(count_page, lease.request.body) or {}
+            if counted.get("input_tokens") != len(tokens):
+                return 0
         before = messages[: messages.index(own)]
-        other = {**members, "messages": [*before, {"role": own.get("role"), "content": "?"}]}
-        pairs = zip(tokens, await self._tokens(orjson.dumps(other)), strict=False)
+        other = {**chat, "messages": [*before, {"role": own.get("role"), "content": "?"}]}
+        pairs = zip(tokens, await self._chat_tokens(other), strict=False)
         end = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        return end if _FEWER_TOKENS * end >= self._lease.beginning_blocks * BLOCK_TOKENS else 0
+        return end if _FEWER_TOKENS * end >= lease.beginning_blocks * BLOCK_TOKENS else 0
 
     async def _compute_at_once(self, tokens: Sequence[int], total: int) -> bool:
         """Compute a prefix with reports of its progress; return whether the slot has all of it."""
@@ -331,12 +344,20 @@ class PrefillChunks:
             return False
         return all(count < slot.n_ctx for slot in slots or () if slot.n_ctx)
 
-    async def _tokens(self, chat: bytes = b"") -> list[int]:
-        """Return the tokens of the prompt, or of another chat; none if the engine fails."""
+    async def _chat_tokens(self, chat: Mapping[str, Any]) -> list[int]:
+        """Return the tokens of a chat's prompt; none if the engine fails."""
+        rendered = await self._post("/apply-template", orjson.dumps(chat)) or {}
+        return await self._text_tokens(rendered.get("prompt"))
+
+    async def _tokens(self) -> list[int]:
+        """Return the tokens of the prompt; none if the engine fails."""
         request = self._lease.request
         prompt = request.json.get("prompt")
         if request.kind is EndpointKind.CHAT:
-            prompt = (await self._post("/apply-template", chat or request.body) or {}).get("prompt")
+            prompt = (await self._post("/apply-template", request.body) or {}).get("prompt")
+        return await self._text_tokens(prompt)
+
+    async def _text_tokens(self, prompt: object) -> list[int]:
         if isinstance(prompt, str):
             text = {"content": prompt, "add_special": True, "parse_special": True}
             prompt = (await self._post("/tokenize", orjson.dumps(text)) or {}).get("tokens")
@@ -366,12 +387,18 @@ class PrefillChunks:
 
 def _is_plain_text(request: ProxyRequest) -> bool:
     members = request.json
-    if members.get("cache_prompt") is False or members.get("lora") or not is_single(members):
+    if not _is_alone(members):
         return False
     if request.kind is EndpointKind.CHAT:
         return has_text_only(members.get("messages"))
     prompt = members.get("prompt")
     return request.kind in _TEXTS and (isinstance(prompt, str) or _are_tokens(prompt))
+
+
+def _is_alone(members: Mapping[str, Any]) -> bool:
+    """Return whether a request has one prompt, and may find it in the cache of the base model."""
+    is_off = members.get("cache_prompt") is False or members.get("lora")
+    return not is_off and is_single(members)
 
 
 def _are_tokens(tokens: object) -> TypeGuard[list[int]]:

@@ -59,6 +59,7 @@ _OVERDUE: Final = 0.5
 # Clients remembered beyond those in the queue, until their tags are dropped as useless.
 _CLIENTS_MAX: Final = 256
 _NONE: Final[Mapping[str, float]] = MappingProxyType({})
+_CHATS: Final = frozenset({EndpointKind.CHAT, EndpointKind.MESSAGES, EndpointKind.RESPONSES})
 
 
 @dataclass(slots=True, eq=False)
@@ -570,7 +571,7 @@ class SlotAssignment:
         reuse_p = self._beginnings.note(prompt.blocks[blocks - 1])
         others = (other for other in of_model.with_files if other is not instance)
         is_single = not any(other.upstream.cache_key == upstream.cache_key for other in others)
-        is_cut = request.kind is EndpointKind.CHAT and request.slots == 1
+        is_cut = request.kind in _CHATS and request.slots == 1
         if is_single or not (is_cut and upstream.cache_key and upstream.can_name_slots):
             return 0
         # The others cannot use a part of a recurrent state or of a window.

@@ -436,6 +436,10 @@ class Router:
         """Save the first `tokens` of a prompt, which its slot holds; return whether that worked."""
         return await self._saver.save_beginning(lease, tokens)
 
+    async def aim(self, lease: Lease) -> None:
+        """Make the engine take the slot that `id_slot` says for a request that cannot name it."""
+        await self._slot_selector.aim(lease)
+
     def note_beginning(self, lease: Lease, *, is_saved: bool) -> None:
         """Note that a request will compute no more of its beginning for others."""
         if is_saved:

@@ -124,6 +124,16 @@ class SlotSelector:
         async with order.reader if is_filled else order.writer:
             await self._prepare(lease, slot_map, reach, is_alone=not is_filled)
 
+    async def aim(self, lease: Lease) -> None:
+        """Make the engine take a lease's slot, known by now, for a request that cannot name it."""
+        slot, number = lease.slot, lease.id_slot
+        if slot is None or number is None or targeting(lease.request) != "by lru":
+            return
+        slot_map = self._prefix_index.slot_maps[lease.upstream.name]
+        slot_map.confirm(slot, number)
+        await self._refresh(lease, slot_map.mark_refreshed(slot))
+        lease.id_slot = None
+
     async def _prepare(
         self, lease: Lease, slot_map: SlotMap, reach: SlotTargeting, *, is_alone: bool
     ) -> None:

@@ -36,6 +36,7 @@ class Engine:
     drops: int = 0
     n_ctx: int = TOKENS + 1
     has_template: bool = True
+    counts: int = 0  # Tokens that it makes of a request of Anthropic's API.
     is_dry: bool = False  # Its chunks are answered without figures.
     chunks: list[Mapping[str, Any]] = field(default_factory=list)
     refreshed: list[int] = field(default_factory=list)
@@ -52,6 +53,8 @@ class Engine:
         elif path == "/apply-template":
             contents = [message["content"] for message in body["messages"]]
             await _say(call, {"prompt": " ".join(contents)} if self.has_template else {})
+        elif path == "/v1/messages/count_tokens":
+            await _say(call, {"input_tokens": self.counts})
         elif path == "/tokenize":
             await _say(call, {"tokens": [len(word) for word in body["content"].split()]})
         elif path == "/completion" and body["prompt"] == [[]]:
@@ -306,6 +309,36 @@ async def test_a_beginning_is_computed_first_and_saved_and_the_request_goes_on_i
     await until(lambda: bool(proxy.events("request.finished")))
     (finished,) = proxy.events("request.finished")
     assert (finished["cached_tokens"], finished["prompt_tokens"]) == (0, TOKENS)
+
+
+async def test_a_request_that_cannot_name_the_slot_of_its_beginning_is_aimed_at_it(
+    proxy: ProxyHarness,
+) -> None:
+    engine, storage = Engine(counts=TOKENS + 2), Storage()
+    await begin(proxy, engine, storage)
+    await ask_messages(proxy)
+    assert sizes(engine.chunks) == [TOKENS]
+    assert [id_slot for id_slot, *_ in storage.saved] == [SLOT]
+    assert sorted(engine.refreshed) == [0, 1, 3]
+    (request,) = engine.requests
+    assert "id_slot" not in request
+
+
+async def test_no_beginning_is_computed_of_a_request_that_the_build_translates_in_another_way(
+    proxy: ProxyHarness,
+) -> None:
+    engine, storage = Engine(counts=TOKENS + 9), Storage()
+    await begin(proxy, engine, storage)
+    await ask_messages(proxy)
+    assert not engine.chunks
+    assert not storage.saved
+
+
+async def ask_messages(proxy: ProxyHarness) -> None:
+    user = {"role": "user", "content": "how so"}
+    members = {"model": "chat", "system": LONG, "messages": [user], "verbose": True}
+    async with proxy.http.post("/v1/messages", json=members) as response:
+        assert response.status == 200
 
 
 @pytest.mark.parametrize(
