@@ -358,6 +358,8 @@ class ProxySettings(SettingsTable):
     ahead_share: float = Field(0.2, ge=0, le=1)
     """share of its time that an idle engine may compute the next turns of conversations before they
     come; 0: never"""
+    ahead_on_battery: bool = False
+    """whether engines also do that while the machine runs on its battery"""
     slot_hold_max_s: float = Field(20, ge=0, le=300)
     """longest time, in seconds, for which the slot of a conversation that has called tools is held
     for its next turn while other requests wait; 0: never"""

@@ -8,7 +8,8 @@ twice, with different next messages, because what both prompts have in common is
 begins with. Of that, the engine computes what the slot lacks. The slot, and its file, then hold a
 pure beginning of the next turn.
 
-This happens only on an engine without requests, and only if it pays (`pays_to_compute_ahead`). No
+This happens only on an engine without requests, if it pays (`pays_to_compute_ahead`), and not on a
+machine's battery, unless the settings allow it. No
 lease is held: a request that gets the instance aborts the work at once, and finds its slot as if it
 were idle; if it names the slot, it waits for the end of the engine's batch. A model that continues
 any prefix is computed in chunks of a tenth of a second. One with a recurrent state or a sliding
@@ -30,7 +31,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -174,6 +175,7 @@ class NextTurns:
         list_slots: ListSlots,
         tasks: InstanceTasks,
         emit: Emit,
+        is_on_battery: Callable[[], bool],
     ) -> None:
         self._prefix_index = prefix_index
         self._settings = settings
@@ -182,6 +184,7 @@ class NextTurns:
         self._list_slots = list_slots
         self._tasks = tasks
         self._emit = emit
+        self._is_on_battery = is_on_battery
         self.due: Final = saver.postponed
         self.running: dict[RoutingTarget, _Work] = {}
         self.counts: defaultdict[str, NextTurnCounts] = defaultdict(NextTurnCounts)
@@ -322,6 +325,8 @@ class NextTurns:
             share = self._settings.ahead_share
             budget = self._budgets[upstream.name] = IdleBudget(share, now_s)
         if not (pays_to_compute_ahead(case) and budget.allows(expected_s, now_s)):
+            return False
+        if self._is_on_battery() and not self._settings.ahead_on_battery:
             return False
         turn.tries += 1
         work = self.running[instance] = _Work(conversation, slot_map)

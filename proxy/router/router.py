@@ -97,6 +97,7 @@ class Router:
         emit: Emits `upstream.failed` if an engine does not free a slot.
         list_slots: Reads the slots of an instance; None: its `/slots`.
         responds: Returns whether an instance responds; None: by its `/health`.
+        is_on_battery: Returns whether the machine runs on its battery.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class Router:
         clock: Clock = time.monotonic,
         list_slots: ListSlots | None = None,
         responds: Responds | None = None,
+        is_on_battery: Callable[[], bool] = bool,
     ) -> None:
         self._settings = settings
         self._emit = emit
@@ -141,6 +143,7 @@ class Router:
             list_slots=list_slots,
             tasks=self._tasks,
             emit=emit,
+            is_on_battery=is_on_battery,
         )
         # The number of conversations that were not saved, by model and reason.
         self.saves_skipped: Mapping[tuple[str, NoFile], int] = self._saver.skipped

@@ -52,6 +52,7 @@ from supervisor.service.hooks import Hooks
 from supervisor.service.notifier import ServiceNotifier
 from supervisor.settings.load import Loaded
 from supervisor.settings.schema import Settings
+from supervisor.system.machine import is_on_battery
 from supervisor.system.paths import Directories
 
 
@@ -76,7 +77,7 @@ class DaemonParts:
         self.notifier = notifier
         proxy, emit = proxy_settings.check_proxy_settings(loaded.settings.proxy), events.emit
         self.metrics = Metrics(proxy, emit)
-        self.router = Router(proxy, self.metrics.emit)
+        self.router = Router(proxy, self.metrics.emit, is_on_battery=is_on_battery)
         self.stats = StatsReader(functools.partial(self.metrics.engine_values, self.router))
         self._adapted: dict[str, SettingsByFlag] = {}
         self._canary_trials: dict[str, CanaryTrial] = {}

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import time
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -169,6 +170,26 @@ def read_from(root: Path, allowed: frozenset[int]) -> Machine:
         quota_spare_cores=present - physical,
         numa_nodes=numa_nodes,
     )
+
+
+# The state of the battery is read again after this time.
+_BATTERY_S: Final = 30.0
+
+
+def is_on_battery(at_s: float | None = None) -> bool:
+    """Return whether the machine runs on its battery; False without one. Known for 30 s."""
+    return _is_discharging((time.monotonic() if at_s is None else at_s) // _BATTERY_S)
+
+
+@lru_cache(maxsize=1)
+def _is_discharging(_period: float) -> bool:
+    import psutil  # noqa: PLC0415 (takes 20 ms)
+
+    try:
+        battery = psutil.sensors_battery()
+    except (AttributeError, OSError):  # not on this system, or without sysfs
+        return False
+    return battery is not None and battery.power_plugged is False
 
 
 def allowed_cpus() -> frozenset[int]:

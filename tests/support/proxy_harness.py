@@ -314,7 +314,8 @@ class ProxyHarness:
         )
         self.metrics = Metrics(self.settings, self._hear)
         self.keep_alives = KeepAlives()
-        self.router = Router(emit=self.metrics.emit)
+        self.is_on_battery = False
+        self.router = Router(emit=self.metrics.emit, is_on_battery=lambda: self.is_on_battery)
         self.keep_alives.listen(self.router)
         self.loader = FakeLoader(self.router)
         self.reader = FakeReader()
@@ -334,7 +335,9 @@ class ProxyHarness:
         """Start the server; `changes` are settings."""
         self.settings = self.settings.model_copy(update=changes)  # unchecked
         if not self.router.instances():
-            self.router = self.loader.router = Router(self.settings, self.metrics.emit)
+            self.router = self.loader.router = Router(
+                self.settings, self.metrics.emit, is_on_battery=lambda: self.is_on_battery
+            )
             self.keep_alives.listen(self.router)
             self._tend()
         self.server = self.build(self.settings)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
 from support.proxy_harness import ProxyHarness, until
 from support.upstream import Call
 
@@ -242,3 +243,17 @@ async def test_no_share_of_time_computes_nothing(proxy: ProxyHarness) -> None:
 def test_what_two_prompts_have_in_common() -> None:
     assert common_prefix([1, 2], [1, 2, 3]) == [1, 2]
     assert common_prefix([1, 2], [1, 3, 2]) == [1]
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+async def test_on_the_battery_next_turns_are_computed_if_the_settings_allow_it(
+    proxy: ProxyHarness, *, allowed: bool
+) -> None:
+    await proxy.open(ahead_on_battery=allowed)
+    proxy.is_on_battery = True
+    engine = Engine(REPLY)
+    await serve(proxy, engine)
+    await chat(proxy, next_turn(REPLY)[:1])
+    await until(lambda: bool(proxy.events("request.finished")))
+    await until(lambda: not proxy.router.next_turns.due)
+    assert bool(engine.prefills) is allowed
