@@ -402,7 +402,8 @@ class SlotMap:
         """
         now = next(self._turn)
         self.uses += 1
-        self._note_copied(None)
+        if self.host_cache:
+            self._note_copied(None, self.host_cache)
         others = [other for other in self._slots if other.is_unused and other is not slot]
         for other in others:
             other.started_tick = other.freed_tick = now
@@ -440,18 +441,18 @@ class SlotMap:
 
     def mark_used(self, slot: Slot) -> None:
         """Note that the engine begins a task in a slot, by a request that has it."""
-        self._note_copied(slot)
+        if self.host_cache:
+            self._note_copied(slot, self.host_cache)
         slot.started_tick = next(self._turn)
         slot.content = slot.content._replace(task=None, is_saved=False)
         slot.is_sent, slot.is_aimed, slot.previous = True, False, None
         self.uses += 1
 
-    def _note_copied(self, slot: Slot | None) -> None:
+    def _note_copied(self, slot: Slot | None, host_cache: HostCache) -> None:
         """Note that a task begins in a slot: the engine copies all other idle slots."""
-        if self.host_cache:
-            idle = [other for other in self._slots if other.is_unused and other is not slot]
-            idle.sort(key=attrgetter("id_slot"))
-            self.host_cache.note_copies(other.in_engine for other in idle)
+        idle = [other for other in self._slots if other.is_unused and other is not slot]
+        idle.sort(key=attrgetter("id_slot"))
+        host_cache.note_copies(other.in_engine for other in idle)
 
     def release(self, holder: object, now_s: float) -> None:
         """Note that a request has ended; the content of its slot is now unknown if it was sent."""
@@ -469,7 +470,7 @@ class SlotMap:
         self, slot: Slot, conversation: Conversation, tokens: int, blocks: tuple[int, ...] = ()
     ) -> None:
         """Note the content of a slot after a response, unless the next request already uses it."""
-        if slot.is_idle:
+        if slot.holder is None:
             for other in self._slots:
                 if other.content.conversation is conversation:
                     other.content = EMPTY

@@ -115,9 +115,10 @@ class Metrics:
     def __init__(
         self, settings: ProxySettings, emit: Emit, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._emit = emit
         self._clock = clock
-        self._counters = metrics.RequestCounters()
+        self._counters = metrics.RequestCounters(emit)
+        # Takes an event and its fields as they are; `emit` takes them by name.
+        self.report = self._counters.report
         self._scrape = metrics.Scrape(settings, clock)
         self._process = ProcessCollector(registry=None)
         self._others: list[Callable[[], Iterable[Metric]]] = []
@@ -127,11 +128,6 @@ class Metrics:
 
     def emit(self, name: str, /, **fields: object) -> None:
         self.report(name, fields)
-
-    def report(self, name: str, fields: Mapping[str, object]) -> None:
-        """Count an event, and pass it on."""
-        self._counters.observe(name, fields)
-        self._emit(name, **fields)
 
     def counts(self, name: str) -> Mapping[tuple[str, ...], float]:
         """Return a counter of requests by labels; the first label is the model."""

@@ -315,16 +315,14 @@ class _Written(web.StreamResponse):
     """
 
     prepared = True
+    keep_alive = True
+    headers = CIMultiDict[str]()
 
     def __init__(self, headers: CIMultiDict[str], *, is_kept: bool) -> None:
         # Not aiohttp's initialiser, whose attributes only its own writing needs.
         self.is_complete = False
-        self._headers = headers
-        self._is_kept = is_kept
-
-    @property
-    def keep_alive(self) -> bool:
-        return self._is_kept
+        self.headers = headers
+        self.keep_alive = is_kept
 
     async def prepare(self, request: web.BaseRequest) -> None:
         """Do nothing: the header is written with the first bytes of the body."""

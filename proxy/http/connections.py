@@ -270,6 +270,7 @@ _PATH: Final = "/"  # the path is unknown, so errors have OpenAI's format
 _SLICE_BYTES: Final = 8 * 1024
 # Pipelined requests that are read while one is in flight.
 _QUEUE_MAX: Final = 2
+_NO_PROGRESS: Final = (0, 0, True)
 
 
 class Connection(web.RequestHandler):
@@ -371,7 +372,9 @@ class Connection(web.RequestHandler):
         super().connection_lost(exc)
 
     def _take(self, part: bytes) -> None:
-        requests, before = self._request_count, self._progress()
+        requests, before = self._request_count, _NO_PROGRESS
+        if self._body is not None:
+            before = self._progress()
         super().data_received(part)
         self._plain_left = max(0, self._plain_left - len(part))
         if self._request_count != requests:
@@ -394,7 +397,8 @@ class Connection(web.RequestHandler):
         """Note that a header is complete; its body follows, then another header."""
         self._body = None if body.is_eof() else body
         self._is_between, self._unused_bytes = False, 0
-        self._stop_timer()
+        if self._head_timer is not None:
+            self._stop_timer()
         if self._body is not None:
             fields = getattr(message, "headers", {})  # an error has none
             plain, compressed, _ = self._progress()
@@ -404,7 +408,7 @@ class Connection(web.RequestHandler):
         """Return the arriving body's decoded bytes, received bytes, and whether it has ended."""
         body = self._body
         if body is None:
-            return 0, 0, True
+            return _NO_PROGRESS
         return body.total_bytes, body.total_compressed_bytes or 0, body.is_eof()
 
     def _refuse(self, error: ProxyError) -> None:

@@ -38,7 +38,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from proxy.errors import ProxyError
-from proxy.observe.record import CLIENT_GONE
+from proxy.observe.record import CLIENT_GONE, Emit, discard
 from proxy.settings import ProxySettings
 from proxy.upstream.client import fetch, get_request
 from proxy.upstream.engine_state import PREFIX, parse_metrics, plain_values
@@ -143,7 +143,8 @@ class _Histograms(dict[str, Histogram]):
 class RequestCounters:
     """Counts since the start, by name and label values."""
 
-    def __init__(self) -> None:
+    def __init__(self, emit: Emit = discard) -> None:
+        self._emit = emit
         self._rows: dict[_Key, _Row] = {}
         # Counters with other labels.
         self._others = {"requests_rejected": Counter[_Key](), "fallbacks": Counter[_Key]()}
@@ -166,8 +167,8 @@ class RequestCounters:
             for name in HISTOGRAMS
         }
 
-    def observe(self, event: str, fields: Mapping[str, Any]) -> None:
-        """Count an event; unknown events are ignored."""
+    def report(self, event: str, fields: Mapping[str, Any]) -> None:
+        """Count an event, unless it is unknown, and pass it on."""
         if event == "request.finished":
             self._end(fields)
         elif event == "request.rejected":
@@ -175,6 +176,7 @@ class RequestCounters:
             self._others["requests_rejected"][labels] += 1
         elif event == "upstream.failed":
             self._row(fields["model"], fields["instance"])["upstream_failures"] += 1
+        self._emit(event, **fields)
 
     def begin(self, model: str, instance: str) -> None:
         """Start an instance's counters at 0: Prometheus ignores an increase to a first value."""

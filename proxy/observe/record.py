@@ -136,7 +136,7 @@ class Timeline:
                 a stream and so has no time of its first token.
         """
         now_s, spent_s = time.monotonic(), self._spent_s
-        self._charge(self._charged, now_s)
+        self._enter(self._phase, now_s)
         if engine_decode_ms and "decode" not in spent_s and (prefill_s := spent_s.get("prefill")):
             spent_s["decode"] = min(prefill_s, engine_decode_ms / 1000)
             spent_s["prefill"] = prefill_s - spent_s["decode"]

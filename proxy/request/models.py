@@ -387,7 +387,7 @@ def client_names(loader: ModelLoader, request: web.BaseRequest) -> ModelNames:
     names, key = loader.names(), request[KEY]
     if HOP in request.headers:
         names = names.local
-    return names.visible(key.models) if key else names
+    return names.visible(key.models) if key and key.models is not None else names
 
 
 def visible_models(model_infos: Sequence[ModelInfo], key: Key | None) -> Sequence[ModelInfo]:

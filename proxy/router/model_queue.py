@@ -90,7 +90,9 @@ class ModelQueue:
 
     def lease_now(self, queued: QueuedRequest) -> Lease | None:
         """Lease a slot to a request that need not wait."""
-        if queued.request.kind.takes_slot and not (self.is_paused or self._queue.count):
+        if not queued.request.kind.takes_slot or self.is_paused or self._queue.count:
+            return None
+        if not self._assignment.lease_only(queued):
             self._assignment.assign((queued,))
         return queued.lease
 
@@ -283,7 +285,8 @@ class ModelQueue:
 
     def note_finished(self, lease: Lease, timings: Timings | None) -> None:
         instance, now_s = lease.instance, self._clock()
-        timings = timings and with_times(timings, lease, now_s)
+        if timings and not (timings.prompt_ms or timings.decode_ms):
+            timings = with_times(timings, lease, now_s)
         self.times.note(now_s - lease.began_at_s, timings)
         if timings:
             sequences = (lease.sequences + len(instance.leases) + 1) // 2

@@ -54,6 +54,7 @@ from proxy.request.chat_form import (
     AnswerKind,
     Given,
     SentBack,
+    answer_kind,
     chat_answer,
     chat_form,
     next_messages,
@@ -209,10 +210,10 @@ class NextTurns:
             chat = chat_form(request.kind, request.json)
             used = self._learn(turn, lease, timings, chat["messages"] if chat else ())
         answer = chat_answer(request.kind, reply)
-        given = Given.of(answer)
-        if (given.kind == "text" and not upstream.is_all_or_nothing) or not self._may(lease):
+        is_plain = answer_kind(answer) == "text" and not upstream.is_all_or_nothing
+        if is_plain or not self._may(lease):
             return used
-        chat = chat or chat_form(request.kind, request.json)
+        given, chat = Given.of(answer), chat or chat_form(request.kind, request.json)
         if chat is None or not _may_follow(chat["messages"]):
             return used
         prompt_tokens = timings.cached_tokens + timings.prompt_tokens

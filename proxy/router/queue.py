@@ -382,6 +382,19 @@ class SlotAssignment:
     def _pure(self) -> Sequence[RoutingTarget]:
         return self.instances.of_model(self.queue.model).pure
 
+    def lease_only(self, queued: QueuedRequest) -> Lease | None:
+        """Lease a slot of the only instance to a request that comes, if nothing else counts.
+
+        So it is with most models. `assign` decides the same in more steps.
+        """
+        of_model, request = self.instances.of_model(self.queue.model), queued.request
+        instances = of_model.answering
+        if len(instances) != 1 or of_model.with_files or of_model.pure or self.holds.active:
+            return None
+        if request.priority == "batch" or not instances[0].can_take(request):
+            return None
+        return self._lease(queued, instances[0], None, self.clock())
+
     def assign(self, entries: Iterable[QueuedRequest]) -> QueuedRequest | None:
         """Lease a free slot to the first request that takes one; return that request."""
         of_model, now_s = self.instances.of_model(self.queue.model), self.clock()
@@ -404,7 +417,7 @@ class SlotAssignment:
             may_hold = of_model.with_files or of_model.pure or self.holds.active
             held = self._held_instances(queued, of_model, left, hint, now_s) if may_hold else left
             if len(instances) == 1 and candidates is None and instances[0].can_take(queued.request):
-                if not held:  # most models have one instance
+                if not held:
                     self._lease(queued, instances[0], hint, now_s)
                     return queued
                 self._wait_again(queued, None, held, now_s)
@@ -616,14 +629,16 @@ class SlotAssignment:
         return Candidates(of_model.sets, owners, policy, self.times, of_model.trial_share)
 
     def _lease(
-        self, queued: QueuedRequest, instance: RoutingTarget, hint: CacheHint, now_s: float
+        self, queued: QueuedRequest, instance: RoutingTarget, hint: CacheHint | None, now_s: float
     ) -> Lease:
+        """Lease a slot; `hint` is what the caches hold of the prompt, None if not looked up yet."""
         request, prompt = queued.request, queued.request.prompt
         on_first_token = self._on_first_token if instance.upstream.prefer_pure_decode else None
         lease = Lease(request, instance, self.clock, on_first_token=on_first_token)
         lease.queued_s = now_s - queued.joined_at_s
         lease.position = queued.position
         if prompt:
+            hint = hint or self.prefix_index.look_up(prompt, queued.session)
             lease.expected_cached = most_tokens(hint.held, instance.bit)
             lease.is_continued = hint.conversation is not None
             lease.has_awaited_owner = queued.awaited is not None
@@ -636,7 +651,7 @@ class SlotAssignment:
                 Lease(request, instance, self.clock, first=lease)
                 for _ in range(instance.slots_needed(request) - 1)
             )
-        instance.hold(lease.slots)
+        instance.hold((lease, *lease.beside))
         if self.holds.expected:
             self.holds.note_lease(lease, queued.joined_at_s)
         if queued.held_since_s is not None:

@@ -34,7 +34,7 @@ from proxy.errors import (
     UpstreamKilled,
     UpstreamShutDown,
 )
-from proxy.observe.cache_finding import NoFile
+from proxy.observe.cache_finding import TOKENS_MIN, NoFile
 from proxy.observe.record import Emit, discard
 from proxy.request.request import ProxyRequest
 from proxy.router.engine_faults import (
@@ -462,7 +462,7 @@ class Router:
         """
         if completed:
             self._learn(lease, completed)
-        for slot_lease in lease.slots:
+        for slot_lease in (lease, *lease.beside):
             self._release(slot_lease)
 
     def _learn(self, lease: Lease, completed: Completion) -> None:
@@ -472,7 +472,8 @@ class Router:
         if prompt:
             if timings:
                 self.cache_use.note(lease, timings)
-                lease.finding = self._cache_findings.find(lease, timings, completed.reply)
+                if timings.cached_tokens + timings.prompt_tokens >= TOKENS_MIN:
+                    lease.finding = self._cache_findings.find(lease, timings, completed.reply)
             self.cache.record(name, prompt, lease.expected_cached, timings, completed.reply)
             if lease.upstream.node is None and self.cache.digests.is_read:
                 self.cache.digests.note(
@@ -551,7 +552,7 @@ class Router:
         instance = lease.instance
         self._first_byte_monitor.forget(lease)
         instance.bytes_received += lease.progress.bytes_received
-        for slot_lease in lease.slots:
+        for slot_lease in (lease, *lease.beside) if instance.leases else ():
             if slot_lease in instance.leases:
                 self._slot_releaser.release_when_idle(slot_lease, self._release)
         if not instance.in_service:

@@ -32,9 +32,9 @@ from proxy.cache.miss_cause import (
 )
 from proxy.cache.prompt import BLOCK_TOKENS, Prompt, shared_blocks
 from proxy.cache.shared_prefixes import BEGINNING_BLOCKS_MIN
-from proxy.cache.slot_map import Slot, SlotMap, SlotOwners
+from proxy.cache.slot_map import CONFIRMED, Slot, SlotMap, SlotOwners
 from proxy.errors import UpstreamTimeout
-from proxy.observe.cache_finding import BY_CLIENT, OF_PLACE, TOKENS_MIN, CacheFinding, NoFile, Tier
+from proxy.observe.cache_finding import BY_CLIENT, OF_PLACE, CacheFinding, NoFile, Tier
 from proxy.request.request import ProxyRequest
 from proxy.router.lease import Clock, Lease, RoutingTarget
 from proxy.router.registry import Instances
@@ -110,8 +110,8 @@ class SlotSelector:
         conversation = lease.conversation if reach != "none" else None
         # At once: a client may leave while the slot is prepared.
         lease.slot = slot = slot_map.reserve(lease, conversation, lease.clock())
-        known = slot if slot and reach == "by id" and slot.is_confirmed else None
-        if known and known.conversation is not None:  # the next turn, where the last one was
+        known = slot if slot and reach == "by id" and slot.certainty == CONFIRMED else None
+        if known and known.content.conversation:  # the next turn, where the last one was
             lease.id_slot = known.id_slot
             await self._enter_slot(lease, slot_map, known, reach)
             return
@@ -156,14 +156,15 @@ class SlotSelector:
         self, lease: Lease, slot_map: SlotMap, slot: Slot, reach: SlotTargeting
     ) -> None:
         """Return once the request may be sent to its slot, and note that it is."""
-        request = lease.request
-        lease.has_own_slot = slot.conversation is not None and lease.restored is None
-        lease.is_beside_own = slot.conversation is None and slot_map.is_in_use(lease.conversation)
+        request, is_own = lease.request, slot.content.conversation is not None
+        lease.has_own_slot = is_own and lease.restored is None
+        lease.is_beside_own = not is_own and slot_map.is_in_use(lease.conversation)
         if request.owner.is_alone or slot_map.owners.has_alone:
             await self._separate(lease, slot_map, slot, reach)
         await self.enter(lease)
+        is_restored = slot.content.task is not None and slot.verifies_restore(request.prompt)
         has_cache = not lease.is_cache_off and request.json.get("cache_prompt") is not False
-        if has_cache and slot.verifies_restore(request.prompt):
+        if is_restored and has_cache:
             lease.restored_tokens = slot.content.tokens
         if lease.id_slot is None:
             if slot.is_confirmed and slot_map.is_kept_before(slot):
@@ -497,10 +498,8 @@ class CacheFindings:
     def find(
         self, lease: Lease, timings: Timings, reply: Mapping[str, Any] | None
     ) -> CacheFinding | None:
-        """Return the finding about a lease's prompt, and remember it; None for a short prompt."""
+        """Return the finding about a lease's prompt of `TOKENS_MIN` or more, and remember it."""
         request, tokens = lease.request, timings.cached_tokens + timings.prompt_tokens
-        if tokens < TOKENS_MIN:
-            return None
         conversation, index = lease.conversation, self._prefix_index
         prompt, run = request.prompt, index.run(lease.upstream.name)
         if prompt is None or run is None or conversation is None:

@@ -28,7 +28,7 @@ LABELS = ("chat", "chat.1")
 def after(*events: Any) -> RequestCounters:
     counters = RequestCounters()
     for name, changes in events:
-        counters.observe(name, {**FINISHED, **changes})
+        counters.report(name, {**FINISHED, **changes})
     return counters
 
 
@@ -118,7 +118,7 @@ def test_names_beyond_a_limit_are_counted_together() -> None:
     counters = RequestCounters()
     for number in range(300):
         name = f"m{number}"
-        counters.observe("request.finished", {**FINISHED, "model": name, "instance": f"{name}.1"})
+        counters.report("request.finished", {**FINISHED, "model": name, "instance": f"{name}.1"})
     counts = counters.counts["requests_finished"]
     assert counts.total() == 300
     assert len({model for model, _ in counts}) == 65
