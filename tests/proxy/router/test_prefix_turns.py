@@ -164,6 +164,27 @@ async def test_a_beginning_that_another_instance_computes_is_awaited_until_its_f
         found.finish(first)
 
 
+async def test_sub_agents_wait_for_the_beginning_and_the_tools_that_they_share() -> None:
+    def sub_agent(question: str) -> ProxyRequest:
+        tools = [{"type": "function", "function": {"name": "look", "description": STORY}}]
+        request = begin(question, "You are an agent.")
+        members = {**request.json, "tools": tools}
+        prompt = read_prompt(EndpointKind.CHAT, "chat", members)
+        return replace(request, json=members, prompt=prompt)
+
+    found = pair()
+    async with asyncio.TaskGroup() as group, found.lease(sub_agent("one")) as first:
+        assert first.beginning_blocks > 50
+        second = Waiting(found, sub_agent("two"))
+        task = group.create_task(second.run())
+        await settled()
+        assert second.is_waiting
+        found.note_beginning(first, is_saved=True)
+        found.add_slot_file(saved(first))
+        assert (await task).beginning_blocks == 0
+        found.finish(first)
+
+
 async def test_a_beginning_that_is_not_saved_is_computed_on_the_other_instance() -> None:
     found = pair()
     async with asyncio.TaskGroup() as group, found.lease(begin("one")) as first:
