@@ -456,8 +456,9 @@ _BATCH_BYTES: Final = 2048
 # time after it.
 _TEXT_EVENT: Final = re.compile(
     rb'(data: {"choices":\[{"finish_reason":null,"index":0,"delta":{"((?:reasoning_)?content)":")'
-    rb'(?:[^"\\]|\\.)*("}}\],(?:(?!"timings"|"usage").)*\n\n)'
+    rb'(?:[^"\\]|\\.)*("}}\],[^\n]*\n\n)'
 )
+_DATA: Final = b"data: "
 _TOTAL_MAX_BYTES: Final = 4 * 1024**2
 
 
@@ -531,16 +532,35 @@ class CompletedResponse:
             self._reader = None
 
     def _read_events(self, reader: ResponseReader, stream: bytes) -> None:
-        if self._latest and isinstance(reader, ChatAssembler):
+        if isinstance(reader, ChatAssembler):
+            stream = stream[self._read_texts(reader, stream) :]
+            if first := _TEXT_EVENT.search(stream):
+                self._add_each(reader, stream[: first.end()])
+                self._latest = first.groups()
+                stream = stream[first.end() :]
+                stream = stream[self._read_texts(reader, stream) :]
+        if stream:
+            self._add_each(reader, stream)
+            self._latest = ()
+
+    def _add_each(self, reader: ResponseReader, stream: bytes) -> None:
+        for piece in self._splitter.objects(stream):
+            reader.add(piece)
+
+    def _read_texts(self, reader: ChatAssembler, stream: bytes) -> int:
+        """Add the texts of events that are else like the latest one; return where these end.
+
+        To parse each event takes ten times as long.
+        """
+        if self._latest and stream:
             before, name, after = self._latest
-            if stream.startswith(before) and stream.endswith(after):
-                texts = stream[len(before) : -len(after)].split(after + before)
-                # To parse each event takes ten times as long. What else they have ends the string.
+            end = stream.rfind(after) + len(after)
+            events = stream[len(_DATA) : end - 2].split(b"\n\n" + _DATA)
+            texts = [event[len(before) - len(_DATA) : 2 - len(after)] for event in events]
+            if stream[:end] == before + (after + before).join(texts) + after:
+                # Whatever else these events have would end the string.
                 with suppress(orjson.JSONDecodeError):
                     text = orjson.loads(b'"%b"' % b"".join(texts))
                     reader.add_text(name.decode(), text, len(texts) - texts.count(b""))
-                    return
-        for piece in self._splitter.objects(stream):
-            reader.add(piece)
-        latest = _TEXT_EVENT.fullmatch(stream, stream.rfind(b"\n\n", 0, -2) + 2)
-        self._latest = latest.groups() if latest else ()
+                    return end
+        return 0

@@ -164,7 +164,6 @@ _TO_END: Final = -2
 _SIZE: Final = 0
 _END: Final = 1
 _TRAILER: Final = 2
-_PLAIN_SIZE: Final = re.compile(rb"[0-9A-Fa-f]{1,15}")
 _CHUNK_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;.*)?")
 
 
@@ -205,14 +204,14 @@ class Response:
         return body
 
     def whole_chunk(self, data: bytes) -> bytes:
-        """Return the content of the next bytes if they are one chunk without extensions.
+        """Return the content of the next bytes if they are one chunk in its usual form.
 
         A token nearly always comes so. Otherwise returns nothing and has done nothing.
         """
         if self._framing == _CHUNKED and not (self._expects or self._left_bytes or self._rest):
-            parts = data.split(b"\r\n", 3)
-            if len(parts) == 3 and not parts[2] and len(parts[1]) == _plain_size(parts[0]):
-                return parts[1]
+            line, _, rest = data.partition(b"\r\n")
+            if line == _size_line(len(rest) - 2) and rest[-2:] == b"\r\n":
+                return rest[:-2]
         return b""
 
     def end(self) -> bool:
@@ -288,9 +287,8 @@ class Response:
 
 
 @lru_cache(maxsize=512)
-def _plain_size(line: bytes) -> int:
-    """Return the size that a chunk's line tells if it has no extension; otherwise -1."""
-    return int(line, 16) if _PLAIN_SIZE.fullmatch(line) else -1
+def _size_line(size_bytes: int) -> bytes:
+    return b"%x" % size_bytes
 
 
 @lru_cache(maxsize=64)

@@ -182,7 +182,7 @@ def test_events_that_differ_in_their_text_are_read_together(
     message = chat_message(*[engine_event(text, name) for text in ("(", *TEXTS, long, ")")])
     text = "".join(["(", *TEXTS, long, ")"])
     assert message == {"role": "assistant", "content": "", name: text}
-    assert added == ["".join([*TEXTS, long])]
+    assert added == ["".join([*TEXTS, long]), ")"]
 
 
 @pytest.mark.parametrize(
