@@ -70,6 +70,24 @@ def chat_answer(kind: EndpointKind, reply: Message) -> Message:
     return found[0] if len(found) == 1 else {"role": "assistant", "content": ""}
 
 
+def picture_data(messages: Sequence[Message]) -> list[str] | None:
+    """Return the pictures of a chat, in base64; None if it has other media, or links to some."""
+    found: list[str] = []
+    contents = [message.get("content") for message in messages]
+    for part in (part for content in contents if isinstance(content, list) for part in content):
+        match part:
+            case {"type": "text"}:
+                continue
+            case {"type": "image_url", "image_url": {"url": str(url)}} if url.startswith("data:"):
+                _, mark, data = url.partition(";base64,")
+                if not mark:
+                    return None
+                found.append(data)
+            case _:
+                return None
+    return found
+
+
 # Anthropic's messages.
 
 

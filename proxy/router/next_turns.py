@@ -21,7 +21,8 @@ user's text comes before the results. A wrong guess costs idle time alone.
 
 Requests of Anthropic's and OpenAI's other APIs are read as the chats that have their prompts. If
 that is not as long as the engine reported, its build translates them in another way, and nothing is
-computed ahead.
+computed ahead. A prompt with pictures is sent as text with them; the engine's cache has their
+hashes.
 
 Source: llama-server, build 10434: `n_predict` 0 leaves exactly the prompt in the slot;
 `/v1/chat/completions` tokenizes what `/apply-template` returns, with special tokens.
@@ -30,12 +31,13 @@ Source: llama-server, build 10434: `n_predict` 0 leaves exactly the prompt in th
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import orjson
 from multidict import CIMultiDict
@@ -43,7 +45,7 @@ from multidict import CIMultiDict
 from proxy.cache.holders import Conversation
 from proxy.cache.host_cache import EMPTY, SlotContent
 from proxy.cache.index import CacheHint, PrefixIndex
-from proxy.cache.prompt import Prompt, has_text_only, read_prompt
+from proxy.cache.prompt import Prompt, read_prompt
 from proxy.cache.save_policy import IDLE_S, IdleBudget, NextTurnCase, pays_to_compute_ahead
 from proxy.cache.slot_map import Slot, SlotMap
 from proxy.common.headers import JSON
@@ -58,6 +60,7 @@ from proxy.request.chat_form import (
     chat_answer,
     chat_form,
     next_messages,
+    picture_data,
 )
 from proxy.request.request import ProxyRequest
 from proxy.router.engine_faults import ListSlots
@@ -75,8 +78,12 @@ Message = Mapping[str, Any]
 _CHUNK_S: Final = 0.1
 _CHUNK_MIN_TOKENS: Final = 32
 _CHUNK_MAX_TOKENS: Final = 512
-# Rendering and reading a longer request takes the event loop some milliseconds.
+# Rendering and reading a longer request takes the event loop some milliseconds. Pictures are copied
+# alone.
 _BODY_MAX_BYTES: Final = 1024**2
+_PICTURES_MAX_BYTES: Final = 4 * _BODY_MAX_BYTES
+# A picture in a rendered prompt.
+_PICTURE: Final = re.compile(r"<__media\w*__>")
 _ANSWER_MAX_BYTES: Final = 32 * 1024**2
 _TIMEOUT_S: Final = 20.0
 _TURNS_MAX: Final = 512
@@ -95,7 +102,10 @@ _MESSAGES: Final = {
 }
 
 
-def common_prefix(prompt: Sequence[int], other: Sequence[int]) -> Sequence[int]:
+_Sequence = TypeVar("_Sequence", str, Sequence[int])
+
+
+def common_prefix(prompt: _Sequence, other: _Sequence) -> _Sequence:
     pairs = enumerate(zip(prompt, other, strict=False))
     shared = next((at for at, (a, b) in pairs if a != b), min(len(prompt), len(other)))
     return prompt[:shared]
@@ -113,6 +123,8 @@ class NextTurnCounts:
     duration_s: float = 0.0
 
 
+# Tokens, or text with pictures.
+_Beginning = Sequence[int] | Message
 # A request and its answer, and both as the chat API has them.
 _Exchange = tuple[ProxyRequest, Message, Message, Message]
 
@@ -214,7 +226,7 @@ class NextTurns:
         if is_plain or not self._may(lease):
             return used
         given, chat = Given.of(answer), chat or chat_form(request.kind, request.json)
-        if chat is None or not _may_follow(chat["messages"]):
+        if chat is None or not _may_follow(chat["messages"], len(request.body)):
             return used
         prompt_tokens = timings.cached_tokens + timings.prompt_tokens
         text_bytes = len(orjson.dumps([answer.get("content"), answer.get("tool_calls")]))
@@ -253,7 +265,7 @@ class NextTurns:
         """Return whether a next turn could be computed, in its own slot."""
         request, upstream, members = lease.request, lease.upstream, lease.request.json
         is_plain = request.slots == 1 and members.get("cache_prompt") is not False
-        is_plain = is_plain and not lease.is_cache_off and len(request.body) <= _BODY_MAX_BYTES
+        is_plain = is_plain and not lease.is_cache_off
         may_run = self._tasks.are_running and self._settings.ahead_share > 0
         return is_plain and may_run and upstream.can_name_slots and upstream.node is None
 
@@ -363,67 +375,74 @@ class NextTurns:
         exchange: _Exchange,
     ) -> None:
         upstream, began_at_s = instance.upstream, self._clock()
-        tokens = await self._tokens(upstream, exchange, turn.prompt_tokens)
-        if not (tokens and await self._reserve(upstream, work)):
+        beginning = await self._beginning(upstream, exchange, turn.prompt_tokens)
+        if not (beginning and await self._reserve(upstream, work)):
             return
-        chunk = len(tokens)
-        if not upstream.is_all_or_nothing:
-            tokens_now = round(instance.rates.prefill_tps * _CHUNK_S)
-            chunk = min(_CHUNK_MAX_TOKENS, max(_CHUNK_MIN_TOKENS, tokens_now))
-        end, cached_tokens = min(turn.prompt_tokens, len(tokens) - 1), None
-        while end < len(tokens):
-            end = min(len(tokens), end + chunk)
-            timings = await self._prefill(upstream, work, exchange[0], tokens[:end])
+        is_first = True
+        for prompt in _parts(instance, beginning, turn.prompt_tokens):
+            timings = await self._prefill(upstream, work, exchange[0], prompt)
             if timings is None or work.is_aborted:
                 return
-            work.tokens = end
+            work.tokens = timings.cached_tokens + timings.prompt_tokens
             work.computed_tokens += timings.prompt_tokens
-            if cached_tokens is None:
-                cached_tokens = timings.cached_tokens
-                if turn.tries == 1:
-                    self._note_kept(upstream.model, turn, timings)
+            if is_first and turn.tries == 1:
+                self._note_kept(upstream.model, turn, timings)
+            is_first = False
         del self.running[instance]
         work.give_back(self._clock())
-        if work.slot and (prompt := _next_prompt(upstream.model, *exchange[:2])):
+        if work.slot and (read := _next_prompt(upstream.model, *exchange[:2])):
             self._prefix_index.assign(
-                upstream, prompt, None, CacheHint(conversation=work.conversation)
+                upstream, read, None, CacheHint(conversation=work.conversation)
             )
-            work.slot_map.set_conversation(work.slot, work.conversation, len(tokens), prompt.blocks)
-        turn.ahead_tokens, turn.computed_tokens = len(tokens), work.computed_tokens
+            work.slot_map.set_conversation(work.slot, work.conversation, work.tokens, read.blocks)
+        turn.ahead_tokens, turn.computed_tokens = work.tokens, work.computed_tokens
         self.counts[upstream.model].computed += 1
         self._emit(
             "next_turn.computed",
             instance=upstream.name,
             model=upstream.model,
-            tokens=len(tokens),
+            tokens=work.tokens,
             computed=work.computed_tokens,
             duration_ms=round(1000 * (self._clock() - began_at_s), 1),
         )
 
-    async def _tokens(
+    async def _beginning(
         self, upstream: Upstream, exchange: _Exchange, prompt_tokens: int
-    ) -> Sequence[int]:
-        """Return the tokens that any next turn begins with; none if the engine does not tell.
+    ) -> _Beginning:
+        """Return what any next turn begins with; empty if the engine does not tell.
 
         `prompt_tokens` is how many it reported for the request.
         """
         request, _, chat, answer = exchange
-        known, is_translated = self._known(request), request.kind is not EndpointKind.CHAT
-        if is_translated and len(await self._render(upstream, chat)) != prompt_tokens:
-            return []
+        known, pictures = self._known(request), picture_data(chat["messages"])
+        if request.kind is not EndpointKind.CHAT:
+            text = await self._render(upstream, chat)
+            if pictures or len(await self._tokens(upstream, text)) != prompt_tokens:
+                return []
         turns = next_messages(
             chat["messages"], known.message(answer), has_user_first=known.has_user_first
         )
-        return common_prefix(
-            *[await self._render(upstream, {**chat, "messages": turn}) for turn in turns]
-        )
+        texts = [await self._render(upstream, {**chat, "messages": turn}) for turn in turns]
+        tokens = common_prefix(*[await self._tokens(upstream, text) for text in texts])
+        if not pictures:
+            return tokens
+        common = common_prefix(*texts)
+        for text in (common, common.rstrip()):
+            read = await self._tokens(upstream, text)
+            if read == tokens[: len(read)] and len(_PICTURE.findall(text)) == len(pictures):
+                return {"prompt_string": text, "multimodal_data": pictures}
+        return []
 
-    async def _render(self, upstream: Upstream, chat: Message) -> Sequence[int]:
-        """Return the tokens of a chat's prompt; none if the engine does not tell."""
+    async def _render(self, upstream: Upstream, chat: Message) -> str:
+        """Return the prompt of a chat; empty if the engine does not tell."""
         text = (await self._post(upstream, "/apply-template", chat)).get("prompt")
+        return text if isinstance(text, str) else ""
+
+    async def _tokens(self, upstream: Upstream, text: str) -> Sequence[int]:
+        """Return the tokens of a prompt; none if the engine does not tell."""
         body = {"content": text, "add_special": True, "parse_special": True}
         tokens = (await self._post(upstream, "/tokenize", body)).get("tokens")
-        return tokens if isinstance(text, str) and isinstance(tokens, list) else []
+        return tokens if text and isinstance(tokens, list) else []
 
     async def _reserve(self, upstream: Upstream, work: _Work) -> bool:
         """Reserve the slot that holds the conversation, and note that a task begins there."""
@@ -442,11 +461,11 @@ class NextTurns:
         return True
 
     async def _prefill(
-        self, upstream: Upstream, work: _Work, request: ProxyRequest, tokens: Sequence[int]
+        self, upstream: Upstream, work: _Work, request: ProxyRequest, prompt: _Beginning
     ) -> Timings | None:
         """Compute a prompt in the reserved slot; None if the engine refused it."""
         members = {
-            "prompt": tokens,
+            "prompt": prompt,
             "n_predict": 0,
             "cache_prompt": True,
             "id_slot": work.slot and work.slot.id_slot,
@@ -493,6 +512,22 @@ def _next_prompt(model: str, request: ProxyRequest, reply: Message) -> Prompt | 
     return read_prompt(request.kind, model, members, request.owner)
 
 
-def _may_follow(messages: Sequence[Message]) -> bool:
-    """Return whether an answer follows the messages, and all are text."""
-    return bool(messages) and messages[-1].get("role") != "assistant" and has_text_only(messages)
+def _may_follow(messages: Sequence[Message], size_bytes: int) -> bool:
+    """Return whether an answer follows the messages, and all are text or pictures."""
+    if not messages or messages[-1].get("role") == "assistant" or size_bytes > _PICTURES_MAX_BYTES:
+        return False
+    pictures = picture_data(messages)
+    return pictures is not None and (bool(pictures) or size_bytes <= _BODY_MAX_BYTES)
+
+
+def _parts(instance: RoutingTarget, beginning: _Beginning, done: int) -> Iterator[_Beginning]:
+    """Yield growing parts of a beginning, of which the slot should hold `done` tokens."""
+    if isinstance(beginning, Mapping) or instance.upstream.is_all_or_nothing:
+        yield beginning
+        return
+    tokens_now = round(instance.rates.prefill_tps * _CHUNK_S)
+    chunk = min(_CHUNK_MAX_TOKENS, max(_CHUNK_MIN_TOKENS, tokens_now))
+    end = min(done, len(beginning) - 1)
+    while end < len(beginning):
+        end = min(len(beginning), end + chunk)
+        yield beginning[:end]

@@ -35,7 +35,9 @@ def render(messages: Sequence[Mapping[str, Any]]) -> str:
 
 def text_of(message: Mapping[str, Any]) -> str:
     content = message["content"]
-    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text", "<__media_7__>") for part in content)
 
 
 @dataclass
@@ -64,26 +66,9 @@ class Engine:
         elif path == "/completion" and body["prompt"] == [[]]:  # a slot is refreshed
             await _say(call, {})
         elif path == "/completion":
-            self.prefills.append(body)
-            await call.begin_stream()
-            if self.hangs:
-                await call.until_left()
-                self.left.set()
-                return
-            timings = self._compute(body["prompt"])
-            await call.chunk(b"data: " + json.dumps({"timings": timings}).encode() + b"\n\n")
-            await call.end()
+            await self._prefill(call, body)
         elif path == "/v1/messages":
-            self.chats.append(body)
-            chat = anthropic_chat({**body, "system": self.adds} if self.adds else body)
-            timings = self._compute(list(render(chat["messages"]).encode()))
-            self.held += [0] * 40
-            usage = {
-                "input_tokens": timings["prompt_n"],
-                "cache_read_input_tokens": timings["cache_n"],
-                "output_tokens": 40,
-            }
-            await _say(call, {"type": "message", "content": self.reply["content"], "usage": usage})
+            await self._message(call, body)
         else:
             self.chats.append(body)
             timings = self._compute(list(render(body["messages"]).encode()))
@@ -91,6 +76,33 @@ class Engine:
             choice = {"index": 0, "message": self.reply, "finish_reason": "stop"}
             timings["predicted_n"] = 40
             await _say(call, {"choices": [choice], "timings": timings})
+
+    async def _prefill(self, call: Call, body: dict[str, Any]) -> None:
+        self.prefills.append(body)
+        await call.begin_stream()
+        if self.hangs:
+            await call.until_left()
+            self.left.set()
+            return
+        prompt = body["prompt"]
+        if isinstance(prompt, dict):
+            prompt = list(prompt["prompt_string"].encode())
+        timings = self._compute(prompt)
+        await call.chunk(b"data: " + json.dumps({"timings": timings}).encode() + b"\n\n")
+        await call.end()
+
+    async def _message(self, call: Call, body: dict[str, Any]) -> None:
+        """Answer in Anthropic's API."""
+        self.chats.append(body)
+        chat = anthropic_chat({**body, "system": self.adds} if self.adds else body)
+        timings = self._compute(list(render(chat["messages"]).encode()))
+        self.held += [0] * 40
+        usage = {
+            "input_tokens": timings["prompt_n"],
+            "cache_read_input_tokens": timings["cache_n"],
+            "output_tokens": 40,
+        }
+        await _say(call, {"type": "message", "content": self.reply["content"], "usage": usage})
 
     def _compute(self, prompt: list[int]) -> dict[str, int]:
         found = len(self.held) if prompt[: len(self.held)] == self.held else 0
@@ -198,6 +210,35 @@ async def test_what_a_next_turn_of_anthropics_api_begins_with_is_found(
     await until(lambda: len(proxy.events("request.finished")) == 2)
     cache = proxy.events("request.finished")[1]["cache"]
     assert cache["found"] == cache["ahead"] == len(begins)
+
+
+async def test_pictures_are_computed_ahead_with_the_text_around_them(proxy: ProxyHarness) -> None:
+    engine, url = Engine(REPLY), "data:image/png;base64,AAAA"
+    await serve(proxy, engine)
+    picture = {"type": "image_url", "image_url": {"url": url}}
+    content = [{"type": "text", "text": STORY}, picture, {"type": "text", "text": "what?"}]
+    await chat(proxy, [{"role": "user", "content": content}])
+    await until(lambda: bool(proxy.events("next_turn.computed")))
+    (prefill,) = engine.prefills
+    assert prefill["prompt"]["multimodal_data"] == ["AAAA"]
+    assert prefill["prompt"]["prompt_string"].endswith('what?""<assistant> a river ""<user>')
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "http://a/b.png"}},
+        {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
+    ],
+)
+async def test_of_other_media_and_links_nothing_is_computed_ahead(
+    proxy: ProxyHarness, part: Mapping[str, Any]
+) -> None:
+    engine = Engine(REPLY)
+    await serve(proxy, engine)
+    await chat(proxy, [{"role": "user", "content": [{"type": "text", "text": STORY}, part]}])
+    await until(lambda: bool(proxy.events("request.finished")))
+    assert not proxy.router.next_turns.due
 
 
 async def test_nothing_is_computed_ahead_if_a_build_translates_prompts_in_another_way(
