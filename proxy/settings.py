@@ -289,6 +289,10 @@ class JobSettings(SettingsTable):
     """seconds until a file is deleted, results included"""
 
 
+PromptRule = Literal[
+    "freeze:header", "freeze:uuid", "freeze:time", "freeze:date", "freeze:path", "freeze:number",
+    "move:header", "move:uuid", "move:time", "move:date", "move:path", "move:number", "sort-tools",
+]  # fmt: skip
 Fallbacks = Annotated[tuple[Text, ...], Field(min_length=1, max_length=8)]
 Policy = Literal["affinity", "least-busy", "round-robin"]
 
@@ -346,6 +350,11 @@ class ProxySettings(SettingsTable):
     fallback: dict[Text, Fallbacks] = Field(default_factory=dict, max_length=1024)
     """by model that only nodes have: models, aliases or variants that answer its chats while no
     node serves it; the first that can answers"""
+    prompt_rules: dict[Text, tuple[PromptRule, ...]] = Field(default_factory=dict, max_length=1024)
+    """by client (an API key, an address, or the program that its User-Agent begins with): what is
+    done to its system prompts and tools, so that more of them is found in caches; freeze:KIND keeps
+    the values of a session's first request, move:KIND moves lines with such values to the end,
+    sort-tools sorts tools by name"""
     load_for_others: Literal["never", "idle"] = "never"
     """whether another llama-corral that has this one as a node may have it load a model; idle: if
     memory is free, or held by models unused for ten minutes"""

@@ -105,7 +105,7 @@ _TABLE: Final[Mapping[str, tuple[Level, str]]] = {
             "evict_ms load_ms slots_ms prefill_ms decode_ms stalled_ms other_ms first_byte_ms "
             "first_token_ms bytes_out expected_cached_tokens cached_tokens prompt_tokens "
             "decoded_tokens engine_prefill_ms engine_decode_ms drafted_tokens accepted_tokens "
-            "cache_cause cache_tier cache"
+            "rules cache_cause cache_tier cache"
         ),
     ),
     "batch.ended": ("info", "batch status total completed failed"),

@@ -182,6 +182,7 @@ class ForwardedEndpoints(Feature):
         )
         record.model, record.kind = proxy_request.model, proxy_request.kind
         record.priority, record.is_stream = proxy_request.priority, proxy_request.is_stream
+        record.rules = proxy_request.rules
         if record.trace:
             record.trace.pass_on(proxy_request.headers)
         if proxy_request.wait_s is not None:

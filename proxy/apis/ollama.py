@@ -57,6 +57,7 @@ from proxy.request.request import (
     json_request,
     keep_alive_s,
     named_model,
+    prompt_change,
 )
 
 _LATEST: Final = ":latest"
@@ -366,11 +367,11 @@ class OllamaEndpoints(Feature):
             await write_whole(response, OwnAnswer(HTTPStatus.OK, orjson.dumps(loaded)))
             return
         share.add_bytes(len(body))
-        owner = cache_owner(request, share.settings)
+        owner, change = cache_owner(request, share.settings), prompt_change(request, names)
 
         def encode() -> ProxyRequest:
             encoded = encode_members({**engine.members, "model": model})
-            return json_request(encoded, engine.kind, None, names, share.settings, owner)
+            return json_request(encoded, engine.kind, None, names, share.settings, owner, change)
 
         read = await share.run(len(body), encode)
         complete(read, request, response.record.request_id, engine.path)

@@ -2,5 +2,6 @@
 
 `prompt` hashes a prompt; `index` (`PrefixIndex`) says which instance holds most of it, from its
 `holders`: processes, slot files, other machines. `slot_map` and `host_cache` track the places in a
-process that can hold it. `save_policy` decides on saves, `miss_cause` explains misses.
+process that can hold it. `save_policy` decides on saves, `miss_cause` explains misses,
+and `prompt_rules` undoes changes of clients that cause them.
 """

@@ -30,7 +30,9 @@ from proxy.cache.prompt import (
     part_hashes,
     shared_blocks,
 )
+from proxy.cache.prompt_rules import ValueHashes, find_changes
 from proxy.observe.cache_finding import PLAIN, CacheFinding, Cause, Tier
+from proxy.upstream.endpoint_kinds import EndpointKind
 
 # A client that drops old messages may insert a few messages of its own.
 _INSERTED_MAX: Final = 3
@@ -269,6 +271,8 @@ class _Client:
     latest: deque[Conversation] = field(default_factory=lambda: deque(maxlen=_LATEST_OF_CLIENT))
     cause: str | None = None
     repeated: int = 0
+    # Of the latest part that the client changed, by its role.
+    values: dict[str, ValueHashes] = field(default_factory=dict)
 
 
 class RecentPrompts:
@@ -328,6 +332,26 @@ class RecentPrompts:
         found.repeated = found.repeated + 1 if cause and found.cause == cause else 1
         found.cause = cause
         return found.repeated
+
+    def with_changes(
+        self,
+        found: CacheFinding,
+        earlier: RecentPrompt | None,
+        prompt: Prompt,
+        kind: EndpointKind,
+        members: Mapping[str, Any],
+    ) -> CacheFinding:
+        """Add what a client changed in the first part of a prompt that differs, if that cost."""
+        part = _first_difference(earlier.outline, prompt.outline) if earlier else None
+        if earlier is None or part is None or found.role == "assistant":
+            return found
+        role, known = prompt.outline.role(part), self._client(earlier.client).values
+        same_bytes = BLOCK_BYTES * shared_blocks(earlier.blocks, prompt.blocks)
+        same_bytes = max(same_bytes, sum(prompt.outline.sizes_bytes[:part]))
+        changes, known[role] = find_changes(
+            kind, members, prompt.outline, part, same_bytes, known.get(role)
+        )
+        return found._replace(changes=changes)
 
     def _client(self, client: int) -> _Client:
         found = self._clients.get(client)

@@ -38,7 +38,14 @@ from proxy.observe.past import (
 )
 from proxy.observe.record import AccessRecord, InFlightRequest, ServerState
 from proxy.request.models import client_names
-from proxy.request.request import ProxyRequest, cache_owner, client_of, complete, json_request
+from proxy.request.request import (
+    ProxyRequest,
+    cache_owner,
+    client_of,
+    complete,
+    json_request,
+    prompt_change,
+)
 from proxy.router.estimator import Estimate, Estimator
 from proxy.router.lease import InstanceStats, LeaseStats
 from proxy.router.router import Router
@@ -314,11 +321,11 @@ class EstimateEndpoint(Feature):
         body = await read_body(request, share)
         await check_complexity(body, share)
         names, named = client_names(self._core.loader, request), request.query.get("model")
-        owner = cache_owner(request, share.settings)
+        owner, change = cache_owner(request, share.settings), prompt_change(request, names)
 
         def read() -> ProxyRequest:
             kind = _kind(members_of(body), request.headers)
-            return json_request(body, kind, named, names, share.settings, owner)
+            return json_request(body, kind, named, names, share.settings, owner, change)
 
         found = await share.run(len(body), read)
         complete(found, request, request[RESPONSE_HEADERS]["X-Request-Id"], _ESTIMATE)

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 
 class Tier(StrEnum):
@@ -90,6 +90,13 @@ OF_PLACE: Final = frozenset(
 )
 
 
+# What a client changed: a value of this kind, other text, the order of its tools, or the tools.
+ChangeKind = Literal["header", "uuid", "time", "date", "path", "number", "text", "order", "tools"]
+# With the first character in the text of the message, and the one after the last; for tools 0, and
+# how many there are.
+Change = tuple[ChangeKind, int, int]
+
+
 class CacheFinding(NamedTuple):
     """The tokens of a prompt that were found in the cache, and why not more. Contains no text.
 
@@ -127,6 +134,8 @@ class CacheFinding(NamedTuple):
     held_ms: float | None = None
     hold_wait_ms: float | None = None
     ahead: int = 0  # Tokens of `found` that were computed before the request came.
+    # What the client changed in the message, or in the tools; empty if that is unknown.
+    changes: Sequence[Change] = ()
 
     @property
     def lost(self) -> int:

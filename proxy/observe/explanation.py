@@ -8,7 +8,7 @@ a client: an error is explained by its code. The texts are in `explanation.toml`
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from http import HTTPStatus
@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from proxy.observe.cache_finding import (
+    BY_CLIENT,
     PLAIN,
     TOKENS_MIN,
     WITH_LOAD,
@@ -83,7 +84,7 @@ def _cache_sentence(found: CacheFinding) -> str:
     if change := _CHANGES.get(found.cause):
         about = "about " if found.is_about else ""
         place = f"{_place(found)} differs at {about}token {found.token} of {found.tokens}"
-        return f"{place}: {change(found)}"
+        return f"{place}: {change(found)}{_changes_clause(found)}"
     why = _texts()["losses"][found.cause].format(
         instance=f"instance {found.earlier_instance}",
         age="" if found.age_s is None else f" ({found.age_s:g} s ago)",
@@ -93,6 +94,16 @@ def _cache_sentence(found: CacheFinding) -> str:
     no_file = _texts()["no_file"].get(found.no_file)
     on_disk = f"; {no_file}" if no_file else ""
     return f"{_found_clause(found)}, {found.reusable} could be: {why}{on_disk}"
+
+
+def _changes_clause(found: CacheFinding) -> str:
+    names = _texts()["changes"]
+    named = [
+        names[kind] if kind in {"order", "tools"} else f"{names[kind]}, characters {start} to {end}"
+        for kind, start, end in found.changes
+        if kind != "tools"
+    ]
+    return f" ({'; '.join(named)})" if named else ""
 
 
 def _found_clause(found: CacheFinding) -> str:
@@ -210,6 +221,7 @@ class Explanation:
     expected_cached_tokens: int | None
     # See `CacheFinding.as_fields`; None if the engine reported nothing.
     cache: Mapping[str, Any] | None
+    rules: Sequence[str] = ()  # The prompt rules that changed the prompt.
 
     @property
     def cause(self) -> Cause | None:
@@ -246,6 +258,7 @@ def explain(fields: Mapping[str, Any]) -> Explanation:
         _ms(fields, "first_token_ms"),
         fields.get("expected_cached_tokens"),
         cache.as_fields() if cache else None,
+        tuple((fields.get("rules") or "").split()),
     )
 
 
@@ -319,6 +332,62 @@ def _sum_ms(fields: Mapping[str, Any], cause: Cause) -> float:
 def _ms(fields: Mapping[str, Any], name: str) -> float | None:
     value = fields.get(name)
     return float(value) if isinstance(value, int | float) else None
+
+
+# Rules that undo changes of a system prompt, and all kinds of values that they know.
+_VALUE_KINDS: Final = frozenset({"header", "uuid", "time", "date", "path", "number"})
+
+
+def changes_by_client(requests: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Gather what one client changed in the prompts of past requests, the costliest first.
+
+    Each has its place (`role`, `message`, characters `start` to `end`), its `kind`, the `days` on
+    which it changed, how many new `conversations` and later `turns` did, the `tokens` computed
+    again, and the `rules` that would undo it. The tokens of a request count for its first change.
+    """
+    found: list[dict[str, Any]] = []
+    for fields in requests:
+        cache = _cache(fields)
+        if cache is None or not cache.lost or cache.cause not in BY_CLIENT:
+            continue
+        lost = cache.lost
+        for kind, start, end in cache.changes:
+            place = {"role": cache.role, "message": cache.message, "kind": kind}
+            same = (
+                row
+                for row in found
+                if place.items() <= row.items() and start <= row["end"] and row["start"] <= end
+            )
+            if (row := next(same, None)) is None:
+                row = {**place, "start": start, "end": end, "days": set()}
+                row |= {"conversations": 0, "turns": 0, "tokens": 0}
+                found.append(row)
+            row["start"], row["end"] = min(start, row["start"]), max(end, row["end"])
+            row["days"].add(str(fields.get("ended_at"))[: len("2026-11-24")])
+            row["turns" if cache.is_continued else "conversations"] += 1
+            row["tokens"] += lost
+            lost = 0
+    for row in found:
+        row["days"], row["rules"] = len(row["days"]), _rules_for(row)
+    return sorted(found, key=lambda row: -int(row["tokens"]))
+
+
+def _rules_for(row: Mapping[str, Any]) -> list[str]:
+    if row["kind"] == "order":
+        return ["sort-tools"]
+    if row["role"] != "system" or row["kind"] not in _VALUE_KINDS:
+        return []
+    verbs = {"freeze": row["turns"], "move": row["conversations"]}
+    return [f"{verb}:{row['kind']}" for verb, count in verbs.items() if count]
+
+
+def change_text(row: Mapping[str, Any]) -> str:
+    """Return the place and the kind of one of `changes_by_client`."""
+    if row["role"] == "tools":
+        return f"the list of tools: {_texts()['changes'][row['kind']]}"
+    place = "the system prompt" if row["message"] is None else f"message {row['message']}"
+    kind = _texts()["changes"][row["kind"]]
+    return f"{place}, characters {row['start']} to {row['end']}: {kind}"
 
 
 def own_figures(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -74,7 +74,7 @@ BY_INSTANCE: Final = ("model", "model_instance")
 
 _COUNTER_NAMES: Final = """
     requests_finished requests_failed requests_cancelled requests_rejected retries
-    continued_answers fallbacks upstream_failures prompt_tokens cached_tokens
+    continued_answers fallbacks prompts_changed upstream_failures prompt_tokens cached_tokens
     expected_cached_tokens expected_tokens_found decoded_tokens drafted_tokens accepted_tokens
 """
 COUNTERS: Final = tuple(_COUNTER_NAMES.split())
@@ -147,7 +147,8 @@ class RequestCounters:
         self._emit = emit
         self._rows: dict[_Key, _Row] = {}
         # Counters with other labels.
-        self._others = {"requests_rejected": Counter[_Key](), "fallbacks": Counter[_Key]()}
+        names = ("requests_rejected", "fallbacks", "prompts_changed")
+        self._others = {name: Counter[_Key]() for name in names}
         self._models = _Names(_MODELS_MAX)
         self._instances = _Names(_INSTANCES_MAX)
 
@@ -205,6 +206,8 @@ class RequestCounters:
             row["continued_answers"] += continued
         if asked := fields.get("fallback_for"):
             self._others["fallbacks"][self._models[asked],] += 1
+        if rules := fields.get("rules"):
+            self._note_rules(fields["model"], rules)
         for name in _TOKENS:
             if count := fields[name]:
                 row[name] += count
@@ -212,6 +215,10 @@ class RequestCounters:
         if (cached := fields["cached_tokens"]) and (expected := fields["expected_cached_tokens"]):
             row["expected_tokens_found"] += min(expected, cached)
         row.note_times(fields)
+
+    def _note_rules(self, model: str, rules: str) -> None:
+        for rule in rules.split():
+            self._others["prompts_changed"][self._models[model], rule] += 1
 
 
 def waited_ms(fields: Mapping[str, Any]) -> float:

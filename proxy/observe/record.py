@@ -231,6 +231,7 @@ class AccessRecord:
     is_diverted = False
     instance: str | None = None
     slot: int | None = None  # The last `id_slot`; None if the engine chose.
+    rules: str | None = None  # The prompt rules that changed its prompt, with spaces.
     # The model that the client named, if another model got the request.
     fallback_for: str | None = None
     # The client's status, that of the error that broke the response off, or 499 if the client
@@ -299,6 +300,7 @@ class AccessRecord:
             "instance": self.instance,
             "first_token_ms": self.timeline.first_token_ms,
             "cache": self.cache.as_fields() if self.cache else None,
+            "rules": self.rules,
             **self.timeline.times_ms(self.timings.decode_ms if self.timings else None),
             **self._tokens(),
         }
@@ -342,6 +344,7 @@ class AccessRecord:
                     "code": self.code,
                     "attempts": self._attempts,
                     "continued": self.continued or None,
+                    "rules": self.rules,
                     "first_byte_ms": self._first_byte_ms,
                     "first_token_ms": self.timeline.first_token_ms,
                     "bytes_out": self.bytes_out,

@@ -18,6 +18,7 @@ from aiohttp import web
 
 from proxy.auth.api_keys import KEY
 from proxy.auth.keys_file import Key
+from proxy.cache.prompt_rules import PromptRules
 from proxy.cache.shared_prefixes import SharedPrefix
 from proxy.common.headers import HOP
 from proxy.errors import BadRequest, QueueTimeout, UnknownModel, known_models
@@ -102,8 +103,14 @@ class ModelNames:
     the models are those at construction.
     """
 
-    def __init__(self, model_infos: Iterable[ModelInfo], default: str | None = None) -> None:
+    def __init__(
+        self,
+        model_infos: Iterable[ModelInfo],
+        default: str | None = None,
+        prompt_rules: PromptRules | None = None,
+    ) -> None:
         self.model_infos = tuple(model_infos)
+        self.prompt_rules = prompt_rules
         self.default = default
         self._catch_all = next((info for info in self.model_infos if info.is_catch_all), None)
         self._by_name: dict[str, ResolvedModel] = {}
@@ -155,7 +162,8 @@ class ModelNames:
     def local(self) -> ModelNames:
         """The names of this machine's models, without a catch-all."""
         infos = without_nodes(self.model_infos)
-        return ModelNames((replace(info, is_catch_all=False) for info in infos), self.default)
+        own = (replace(info, is_catch_all=False) for info in infos)
+        return ModelNames(own, self.default, self.prompt_rules)
 
     def visible(self, models: frozenset[str] | None) -> ModelNames:
         """Return the names of the models that a client may use; `models` is None for all."""
@@ -166,7 +174,7 @@ class ModelNames:
                 self._visible.clear()
             limited = (info.limit_to(models) for info in self.model_infos)
             infos = [info for info in limited if info]
-            self._visible[models] = ModelNames(infos, self.default)
+            self._visible[models] = ModelNames(infos, self.default, self.prompt_rules)
         return self._visible[models]
 
     def _ids(self) -> list[str]:

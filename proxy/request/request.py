@@ -132,6 +132,7 @@ class ProxyRequest:
     wait_s: float | None = None  # Time that the client waits for the first token; None if not given
     # Most prompt tokens that its API key permits; None for any number.
     max_context: int | None = None
+    rules: str | None = None  # The prompt rules that changed it, with spaces.
 
     @property
     def may_load(self) -> bool:
@@ -196,7 +197,9 @@ async def read_request(
     body = await read_body(request, share) if is_posted else b""
     if is_posted and translation is None and not kind.takes_forms and len(body) <= LARGE_BYTES:
         check_small(body, share)  # most requests
-        read = json_request(body, kind, named, names, settings, cache_owner(request, settings))
+        owner = cache_owner(request, settings)
+        change = prompt_change(request, names) if names.prompt_rules else None
+        read = json_request(body, kind, named, names, settings, owner, change)
     elif is_posted:
         read = await _read_body(request, body, kind, named, names, share, translation)
     else:
@@ -237,6 +240,7 @@ async def _read_body(  # noqa: PLR0913, PLR0917 (what a form, a translation or a
     translation: Translation | None,
 ) -> ProxyRequest:
     settings, owner = share.settings, cache_owner(request, share.settings)
+    change = prompt_change(request, names) if names.prompt_rules else None
     content_type = request.headers.get("Content-Type", "")
     if kind.takes_forms and is_form(content_type):
         form = await read_form(content_type, body)
@@ -244,14 +248,14 @@ async def _read_body(  # noqa: PLR0913, PLR0917 (what a form, a translation or a
     await check_complexity(body, share)
     if translation is None:
         return await share.run(
-            len(body), lambda: json_request(body, kind, named, names, settings, owner)
+            len(body), lambda: json_request(body, kind, named, names, settings, owner, change)
         )
 
     def read() -> ProxyRequest:
         members = members_of(body)
         translated = translation.members(members)
         whole = body if translated is members else encode_members(translated)
-        return json_request(whole, kind, named, names, settings, owner)
+        return json_request(whole, kind, named, names, settings, owner, change)
 
     found = await share.run(translation.size_bytes(body), read)
     share.add_bytes(max(0, len(found.body) - len(body)))
@@ -276,13 +280,36 @@ def _form_request(
     )
 
 
-def json_request(
+# Applies a client's prompt rules to members; returns the rules that changed them, with spaces.
+PromptChange = Callable[[EndpointKind, dict[str, Any]], tuple[dict[str, Any], str | None]]
+
+
+def prompt_change(request: web.BaseRequest, names: ModelNames) -> PromptChange | None:
+    """Return what the prompt rules of a request's client do; None if it has none."""
+    all_rules = names.prompt_rules
+    if all_rules is None:
+        return None
+    headers, client = request.headers, client_of(request)
+    rules = all_rules.of(client, headers.get("User-Agent", ""))
+    if not rules:
+        return None
+
+    def change(kind: EndpointKind, members: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+        session = session_id(headers, members)
+        changed, applied = all_rules.apply(rules, kind, members, client, session)
+        return changed, " ".join(applied) or None
+
+    return change
+
+
+def json_request(  # noqa: PLR0913, PLR0917 (each is a fact of its own)
     body: bytes,
     kind: EndpointKind,
     named: str | None,
     names: ModelNames,
     settings: ProxySettings,
     owner: CacheOwner,
+    change: PromptChange | None = None,
 ) -> ProxyRequest:
     """Read a JSON body that passed `check_complexity`; raises like `read_request`.
 
@@ -309,6 +336,7 @@ def json_request(
         forwarded = engine_members(forwarded)
     if kind in _WITH_FORMAT and isinstance(forwarded.get("response_format"), dict):
         forwarded = _with_object_schema(forwarded)
+    forwarded, rules = change(kind, forwarded) if change else (forwarded, None)
     model = pick.model_info.id
     return ProxyRequest(
         kind,
@@ -322,6 +350,7 @@ def json_request(
         remote_variant=pick.remote_variant,
         adapter=adapter,
         owner=owner,
+        rules=rules,
     )
 
 

@@ -547,7 +547,12 @@ class CacheFindings:
         recent = recent_prompt(request.request_id, run, prompt, reply, (now_s, tokens), client)
         self._recent.add(conversation, recent)
         cause = found.cause if found.cause in BY_CLIENT else None
-        return found.repeating(self._recent.count_repetitions(client, cause))
+        found = found.repeating(self._recent.count_repetitions(client, cause))
+        return (
+            self._recent.with_changes(found, before, prompt, request.kind, request.json)
+            if cause
+            else found
+        )
 
     def _own_tokens(self, lease: Lease, prompt: Prompt, tokens: int) -> int:
         """Return the tokens of a prompt that requests of the same key can have left in caches."""

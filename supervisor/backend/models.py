@@ -19,6 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from proxy.cache.prompt_rules import PromptRules
 from proxy.common.background_tasks import FAILURES
 from proxy.errors import ModelFailed, Unavailable, UnknownModel
 from proxy.request.models import GpuUse, ModelInfo, ModelNames, OnLoad, do_nothing_on_load
@@ -106,6 +107,7 @@ class LocalModels(Part):
         self._metas = ModelMetas()
         self._names = ModelNames(())
         self._named: list[object] = []  # the settings that the names come from
+        self._prompt_rules = PromptRules({})
 
     def models(self) -> list[ModelInfo]:
         models = self._fleet.models.values()
@@ -116,9 +118,11 @@ class LocalModels(Part):
         named = [self._fleet.planner, *(model.entry for model in models)]
         if len(named) != len(self._named) or not all(map(is_, named, self._named)):
             self._named = named
-            self._names = ModelNames(
-                self.models(), self._fleet.planner.settings.proxy.default_model
-            )
+            settings = self._fleet.planner.settings.proxy
+            if settings.prompt_rules != self._prompt_rules.rules:
+                self._prompt_rules = PromptRules(settings.prompt_rules)
+            rules = self._prompt_rules if settings.prompt_rules else None
+            self._names = ModelNames(self.models(), settings.default_model, rules)
         return self._names
 
     async def ensure_ready(self, model: str, on_load: OnLoad = do_nothing_on_load) -> None:

@@ -255,13 +255,37 @@ def plan(model: ModelName, config: Config = None) -> None:
     """Show the exact llama-server command for a model, and the origin of each flag."""
 
 
-@verb(measure_commands, "history.explain_request")
-def explain(request_id: Annotated[str | None, word("any request", metavar="ID")] = None) -> None:
+@verb(measure_commands)
+def explain(
+    request_id: Annotated[str | None, word("any request", metavar="ID")] = None,
+    client: str | None = None,
+    since: str = "7d",
+    rules: Annotated[list[str] | None, Option("--rule", metavar="RULE")] = None,
+    capture_file: Annotated[Path | None, Option("--capture", metavar="FILE")] = None,
+) -> CommandResult:
     """Show why a request took so long, and why its prompt was not in the cache.
+
+    With --client: what a client changes in its prompts, what that costs, and the prompt rules that
+    undo it. With --capture and --rule: a prompt of `corral capture`, before and after.
 
     Args:
         request_id: From `corral requests --last 20`. Unset: the latest.
+        client: What this API key or address changes in its prompts.
+        since: With --client: 90s, 15m, 1h, 2d, or a date.
+        rules: With --capture: such as move:date, or sort-tools.
+        capture_file: Show what rules change in a prompt of this capture, its last.
     """
+    from supervisor.cli import history
+
+    if (capture_file is None) is not (not rules):
+        raise BadParameter("give --capture and --rule together")
+    if capture_file is not None:
+        from supervisor.cli.capture import show_rules
+
+        return show_rules(capture_file, rules or [], request_id)
+    if client is not None:
+        return history.explain_client(client, since)
+    return history.explain_request(request_id)
 
 
 @verb(measure_commands, "bench.bench")

@@ -7,15 +7,19 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from difflib import unified_diff
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, get_args
 from urllib.parse import urlsplit
 
+from proxy.cache.prompt_rules import PromptRules, prompt_lines
+from proxy.request.request import session_id
+from proxy.settings import PromptRule
 from supervisor import errors
 from supervisor.bench.variants import of_profile
 from supervisor.bench.workload import WorkloadFailed
@@ -394,3 +398,32 @@ def _daemon(where: Directories, model: str) -> experiment.Target:
     )
     key = os.environ.get(KEY_VARIABLE, "")
     return experiment.Target(lambda: EngineClient(endpoint, key), model, 0)
+
+
+def show_rules(capture_file: Path, rules: Sequence[str], request_id: str | None) -> CommandResult:
+    """Show the system prompt and the tools of a captured request before and after rules.
+
+    The rules see the requests before it too, as in the daemon; without an id, the last chat.
+    """
+    if unknown := set(rules) - set(get_args(PromptRule)):
+        names = ", ".join(get_args(PromptRule))
+        raise errors.SettingsInvalid(f"no rule is named {min(unknown)}", hint=f"rules: {names}")
+    prompt_rules = PromptRules({})
+    before: list[str] = []
+    after: list[str] = []
+    applied: Sequence[str] = ()
+    for kind, found_id, members in captured.read_chats(capture_file):
+        session = session_id({}, members)
+        changed, applied = prompt_rules.apply(rules, kind, members, "", session)
+        before, after = (prompt_lines(kind, found) for found in (members, changed))
+        if found_id == request_id:
+            break
+    else:
+        if request_id is not None or not before:
+            named = f"the request {request_id}" if request_id else "a chat"
+            raise errors.NoSuchRequest(
+                f"{capture_file} does not have {named}", hint="see corral capture"
+            )
+    lines = list(unified_diff(before, after, "before", "after", lineterm="", n=1))
+    data = {"rules": list(applied), "before": before, "after": after, "diff": lines}
+    return CommandResult(data, "\n".join(lines) or "these rules change nothing in this prompt")

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -58,6 +59,7 @@ def daemon_facts(model: str | None, small: str | None) -> programs.Facts:
         models=models,
         model=chosen,
         small=_choose_model(small, models, [chosen.name]),
+        ruled=frozenset(settings.proxy.prompt_rules),
         needs_key=needs_key,
         certificate=programs.self_signed(status.tls_cert),
     )
@@ -266,7 +268,8 @@ def show(name: str, model: str | None, small: str | None) -> CommandResult:
     text = "\n\n".join(f"# {path}\n{content}".rstrip() for path, content in texts.items())
     files = [{"path": path, "content": content} for path, content in texts.items()]
     data = {"client": name, "files": files}
-    notes = (*journal.notes_of(client, facts), f"corral connect {name} --write writes them")
+    offers = journal.notes_of(client, facts), journal.rule_notes(client, facts)
+    notes = (*chain(*offers), f"corral connect {name} --write writes them")
     return CommandResult(data, text, notes)
 
 
@@ -292,6 +295,7 @@ def write(name: str, model: str | None, small: str | None, *, checks: bool) -> C
     notes = (
         *(f"{backup} has the previous content" for backup in backups),
         *journal.notes_of(client, facts),
+        *journal.rule_notes(client, facts),
         f"start it: {client.run(facts)}",
     )
     return CommandResult(data, "\n".join(lines), notes)

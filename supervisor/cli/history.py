@@ -8,13 +8,20 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from proxy.observe.explanation import Explanation, Finding, explain
-from proxy.observe.past import HistoryQuery, StoredRequest
+from proxy.observe.explanation import (
+    Explanation,
+    Finding,
+    change_text,
+    changes_by_client,
+    explain,
+)
+from proxy.observe.past import LIMIT_MAX, HistoryQuery, StoredRequest
 from supervisor.cli import requests
+from supervisor.clients.journal import rule_command
 from supervisor.daemon.control_client import Client, StreamEnded
 from supervisor.engine.log_file import follow, tail
 from supervisor.errors import NoSuchModel, NoSuchRequest, SettingsInvalid
@@ -87,6 +94,36 @@ def explain_request(request_id: str | None) -> CommandResult:
     return CommandResult(explained.as_json(), "\n".join(_lines(explained, found[0])))
 
 
+def explain_client(client: str, since: str) -> CommandResult:
+    """Show what a client changes in its prompts; works without a daemon."""
+    since_s = requests.since_of(since, datetime.now(UTC))
+    query = HistoryQuery(limit=LIMIT_MAX, client=client, since=since_s)
+    found = requests.read_past_requests(query)
+    rows = changes_by_client(found)
+    caches: list[Any] = [request["cache"] for request in found]
+    tokens = [cache["tokens"] for cache in caches if cache]
+    days = len({str(request["ended_at"])[: len("2026-11-24")] for request in found})
+    data = {"client": client, "requests": len(found), "days": days, "prompt_tokens": sum(tokens)}
+    text = f"{client}: {len(found)} requests with {sum(tokens)} prompt tokens on {days} days"
+    if not rows:
+        return CommandResult({**data, "changes": rows}, f"{text}; it changes nothing that costs")
+    cells = [
+        (
+            change_text(row),
+            row["conversations"],
+            row["turns"],
+            round(row["tokens"] / days),
+            " ".join(row["rules"]) or None,
+        )
+        for row in rows
+    ]
+    head = ("CHANGE", "CONVERSATIONS", "TURNS", "TOKENS A DAY", "RULES")
+    rules = list(dict.fromkeys(rule for row in rows for rule in row["rules"]))
+    notes = (f"to have less computed again: {rule_command(client, rules)}",) if rules else ()
+    data |= {"changes": rows, "rules": rules}
+    return CommandResult(data, f"{text}\n\n{table(head, cells)}", notes)
+
+
 def _unknown_error(request_id: str | None) -> NoSuchRequest:
     hint = "corral requests --last 20 lists those that have ended"
     if request_id is None:
@@ -106,6 +143,8 @@ def _lines(explained: Explanation, found: StoredRequest) -> Iterator[str]:
             yield f"  {finding.advice}"
     if not explained.findings:
         yield "it ended before the engine reported figures, and no wait stands out"
+    if explained.rules:
+        yield f"prompt rules of its client changed it: {', '.join(explained.rules)}"
     yield ""
     yield requests.request_lines(found)
 

@@ -341,6 +341,23 @@ def text_of(settings: programs.FileSettings) -> str:
     return text
 
 
+def rule_command(client: str, rules: Sequence[str]) -> str:
+    """Return the command that sets a client's prompt rules, and the one that takes them back."""
+    from supervisor.settings.edit import key_text  # noqa: PLC0415 (tomlkit takes memory)
+
+    key = key_text(("proxy", "prompt_rules", client))
+    names = ", ".join(f'"{rule}"' for rule in rules)
+    return f"corral config set '{key}' '[{names}]' (corral config unset '{key}' undoes it)"
+
+
+def rule_notes(client: programs.ClientProgram, facts: programs.Facts) -> Sequence[str]:
+    """Return an offer of a client's prompt rules, unless it has some or needs none."""
+    if not client.prompt_rules or client.agent in facts.ruled:
+        return ()
+    command = rule_command(client.agent, client.prompt_rules)
+    return (f"to let its sessions share more of their prompts: {command}",)
+
+
 def notes_of(client: programs.ClientProgram, facts: programs.Facts) -> Sequence[str]:
     """Return what else the user must do, a sentence each."""
     notes = []

@@ -42,6 +42,7 @@ class Facts:
     needs_key: bool = False  # clients read the key from the variable CORRAL_API_KEY
     # PEM file to trust for https if it is self-signed; otherwise None.
     certificate: Path | None = None
+    ruled: frozenset[str] = frozenset()  # clients that have prompt rules
 
     @property
     def api(self) -> str:
@@ -108,6 +109,10 @@ class ClientProgram:
     key_variable: str = KEY_VARIABLE  # the variable from which it reads the API key
     writes_ca: bool = False  # whether its settings name that file
     context_least: int = 0  # tokens of its own prompt and some turns; 0 if any context will do
+    agent: str = ""  # the program that its User-Agent begins with; empty without prompt rules
+    # Rules that let its sessions share more of their prompts. Source: Claude Code 2.1.197 and
+    # opencode 1.18.33, two sessions in two directories; Codex 0.169.0 needs none.
+    prompt_rules: tuple[str, ...] = ()
 
 
 _PROMPT: Final = "Say hello."
@@ -413,6 +418,8 @@ CLIENTS: Final[Sequence[ClientProgram]] = (
         ca_variable="NODE_EXTRA_CA_CERTS",
         writes_ca=True,
         context_least=16_384,
+        agent="claude-cli",
+        prompt_rules=("move:header", "move:date", "move:path"),
     ),
     ClientProgram(
         name="codex",
@@ -432,6 +439,8 @@ CLIENTS: Final[Sequence[ClientProgram]] = (
         run=lambda _: "opencode",
         ca_variable="NODE_EXTRA_CA_CERTS",
         context_least=16_384,
+        agent="opencode",
+        prompt_rules=("move:date", "move:path"),
     ),
     ClientProgram(
         name="aider",

@@ -89,6 +89,7 @@ def _redact_member(name: str, value: Any) -> Any:
 
 
 FORMAT: Final = 1
+_CHATS: Final = {EndpointKind.CHAT, EndpointKind.MESSAGES, EndpointKind.RESPONSES}
 _ENDS_BYTES: Final = 1024**2
 # The name and the path of the model have members of their own.
 _OMITTED: Final = frozenset({"--model", "--alias"})
@@ -244,6 +245,15 @@ def read(path: Path) -> Capture:
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise CaptureInvalid(f"{path} has a line that cannot be read: {error!r}") from error
     return Capture(header, requests, skipped)
+
+
+def read_chats(path: Path) -> Iterator[tuple[EndpointKind, str, dict[str, Any]]]:
+    """Yield the kind, the id and the body of each chat of a capture; raises CaptureInvalid."""
+    kinds = {kind.name.lower(): kind for kind in EndpointKind}
+    for line in _lines(path):
+        kind, body = kinds.get(str(line.get("kind"))), line.get("body")
+        if line.get("type") == "request" and kind in _CHATS and isinstance(body, dict):
+            yield kind, str(line.get("id")), body
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

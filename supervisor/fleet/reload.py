@@ -115,7 +115,7 @@ def reload_notes(began_with: Settings, before: Settings, after: Settings) -> Ite
     """Yield a sentence for each change that is not a change of replicas.
 
     The proxy keeps the settings that the daemon `began_with`, so `[proxy]` and `[jobs]` are
-    compared with these, except `default_model` and the files of TLS.
+    compared with these, except `default_model`, `prompt_rules` and the files of TLS.
     """
     yield from _proxy_notes(began_with, before, after)
     yield from _node_notes(before.nodes, after.nodes)
@@ -153,6 +153,8 @@ def _proxy_notes(began_with: Settings, before: Settings, after: Settings) -> Ite
         yield "[proxy.tls] changed: it applies to new connections"
     if before.proxy.default_model != after.proxy.default_model:
         yield f"the default model is now {after.proxy.default_model or 'none'}"
+    if before.proxy.prompt_rules != (rules := after.proxy.prompt_rules):
+        yield f"clients with prompt rules are now {', '.join(rules) or 'none'}"
 
 
 def _node_notes(

@@ -27,7 +27,7 @@ REJECTED: Final = "request.rejected"
 _BY_TYPE: Final = {
     "TEXT": """
         client path model fallback_for instance kind priority code cancelled cache_cause cache_tier
-        cache
+        cache rules
     """,
     "INTEGER": """
         slot streamed conversation diverted status attempts continued bytes_out

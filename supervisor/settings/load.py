@@ -187,7 +187,9 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def restart_changes(began_with: Settings, after: Settings) -> Iterator[tuple[str, object]]:
     """Yield each dotted key that only a restart of the daemon applies, with its old value."""
-    kept: dict[str, object] = {"default_model": after.proxy.default_model}
+    kept: dict[str, object] = {
+        name: getattr(after.proxy, name) for name in ("default_model", "prompt_rules")
+    }
     if began_with.proxy.tls and after.proxy.tls:  # new connections use the new files
         kept["tls"] = after.proxy.tls
     tables = {

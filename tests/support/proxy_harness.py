@@ -26,6 +26,7 @@ import aiohttp
 from support.upstream import Fake, Script, say_ok
 
 from proxy.app import App, Backend
+from proxy.cache.prompt_rules import PromptRules
 from proxy.cache.shared_prefixes import SharedPrefix
 from proxy.dashboard.host import HostEvent, HostInstance, HostModel, Verb
 from proxy.endpoints.prometheus import Metrics
@@ -65,6 +66,7 @@ class FakeLoader:
     def __init__(self, router: Router) -> None:
         self.model_infos = [model_info("chat")]
         self.default: str | None = None
+        self.prompt_rules: PromptRules | None = None
         self.asleep: list[Fake] = []
         self.failure: BaseException | None = None
         self.began = asyncio.Event()
@@ -78,7 +80,7 @@ class FakeLoader:
         return self.model_infos
 
     def names(self) -> ModelNames:
-        return ModelNames(self.models(), self.default)
+        return ModelNames(self.models(), self.default, self.prompt_rules)
 
     async def ensure_ready(self, model: str, on_load: OnLoad = do_nothing_on_load) -> None:
         self.began.set()

@@ -8,7 +8,7 @@ import pytest
 
 from proxy.errors import ProxyError
 from proxy.observe.cache_finding import Cause
-from proxy.observe.explanation import error_meaning, explain
+from proxy.observe.explanation import change_text, changes_by_client, error_meaning, explain
 
 CACHE = {"tokens": 600, "found": 100, "reusable": 500}
 PHASES = {"queued_ms": 0.0, "load_ms": 0.0, "prefill_ms": 500.0, "decode_ms": 300.0}
@@ -137,3 +137,51 @@ def test_an_engines_own_error_and_a_client_that_left_are_told() -> None:
     (left,) = explain({"status": 499}).findings
     assert left.sentence == "499: the client disconnected before the end"
     assert left.advice is None
+
+
+def changed(kind: str, start: int, *, lost: int, is_continued: bool = False) -> dict[str, Any]:
+    cache = {
+        "cause": "system_prompt_changed",
+        "tokens": 900,
+        "found": 900 - lost,
+        "reusable": 900,
+        "message": 0,
+        "role": "system",
+        "is_continued": is_continued,
+        "changes": [[kind, start, start + 10], ["path", 400, 420]],
+    }
+    return {"cache": cache, "ended_at": "2026-11-24T10:00:00.000+00:00"}
+
+
+def test_changes_of_a_client_are_gathered_with_the_rules_that_undo_them() -> None:
+    found = changes_by_client(
+        [
+            changed("date", 120, lost=600),
+            changed("date", 123, lost=500),
+            changed("time", 200, lost=100, is_continued=True),
+            {"cache": {"cause": "all_found", "tokens": 900, "found": 900, "reusable": 900}},
+            {"cache": None},
+        ]
+    )
+    dates, times, paths = found
+    assert (dates["start"], dates["end"], dates["tokens"]) == (120, 133, 1100)
+    assert (dates["conversations"], dates["turns"], dates["days"]) == (2, 0, 1)
+    assert [row["rules"] for row in found] == [
+        ["move:date"],
+        ["freeze:time"],
+        ["freeze:path", "move:path"],
+    ]
+    assert (times["tokens"], paths["tokens"]) == (100, 0)
+    assert change_text(dates) == "message 0, characters 120 to 133: a date"
+
+
+def test_a_finding_names_what_changed() -> None:
+    fields = changed("date", 120, lost=600)
+    fields["cache"]["token"] = 30
+    (found,) = explain(fields).findings
+    assert "(a date, characters 120 to 130; a path, characters 400 to 420)" in found.sentence
+
+
+def test_the_rules_that_changed_a_prompt_are_told() -> None:
+    assert explain({"rules": "move:date sort-tools"}).rules == ("move:date", "sort-tools")
+    assert explain({}).rules == ()

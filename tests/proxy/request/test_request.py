@@ -15,6 +15,7 @@ from support.proxy_harness import ProxyHarness, model_info
 from support.upstream import Call, say_ok
 
 from proxy.cache.prompt import read_prompt
+from proxy.cache.prompt_rules import PromptRules
 from proxy.http.body import Share
 from proxy.http.forms import Part, read_form
 from proxy.request.request import ProxyRequest
@@ -463,3 +464,33 @@ async def test_a_variant_that_lies_too_deep_to_be_written_again_is_a_bad_request
     body = b'{"model": "chat:fixed", "a": ' + b"[" * 900 + b"]" * 900 + b"}"
     async with various.http.post("/v1/chat/completions", data=body) as response:
         assert response.status == 400
+
+
+DATED = "You help.\nToday's date: Tue Nov 24 2026\nAnswer briefly."
+MOVED = "You help.\nAnswer briefly.\nToday's date: Tue Nov 24 2026"
+EDITOR = {"User-Agent": "editor/1.2 (linux)"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "system", "content": DATED}]}),
+        ("/v1/messages", {"system": DATED, "messages": [{"role": "user", "content": "hi"}]}),
+        ("/v1/responses", {"instructions": DATED, "input": "hi", "store": False}),
+    ],
+)
+async def test_prompt_rules_change_the_prompts_of_their_client_alone(
+    proxy: ProxyHarness, path: str, body: dict[str, Any]
+) -> None:
+    proxy.loader.prompt_rules = PromptRules({"editor": ("move:date", "move:path")})
+    fake = await proxy.fake()
+    body = {**body, "model": "chat", "max_tokens": 8}
+    for headers, text in (({}, DATED), (EDITOR, MOVED)):
+        async with proxy.http.post(path, json=body, headers=headers) as response:
+            await response.read()
+        assert orjson.dumps(text)[1:-1] in (await fake.calls.get()).body
+    plain, ruled = proxy.events("request.finished")
+    assert (plain["rules"], ruled["rules"]) == (None, "move:date")
+    async with proxy.http.get("/metrics") as metrics:
+        line = 'corral_prompts_changed_total{model="chat",rule="move:date"} 1.0'
+        assert line in await metrics.text()

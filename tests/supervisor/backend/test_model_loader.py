@@ -94,5 +94,15 @@ def test_names_are_built_again_only_when_settings_change(monkeypatch: pytest.Mon
     third = loader.names()
     assert third is not second
     assert (second.default, third.default) == (None, "chat")
+    assert third.prompt_rules is None
+    rules = {"editor": ("move:date",)}
+    fleet.planner = SimpleNamespace(
+        settings=Settings.model_construct(proxy=ProxySettings(prompt_rules=rules))
+    )
+    before = loader.names().prompt_rules
+    assert before
+    assert before.rules == rules
+    model.entry = object()
+    assert loader.names().prompt_rules is before  # it keeps the frozen values
     model.is_configured = False
     assert loader.names() is not third

@@ -122,6 +122,12 @@ def test_a_new_default_model_needs_no_restart() -> None:
     assert notes(after, after, began_with=Settings()) == []
 
 
+def test_new_prompt_rules_need_no_restart() -> None:
+    after = Settings(proxy=ProxySettings(prompt_rules={"editor": ("move:date",)}))
+    assert notes(Settings(), after) == ["clients with prompt rules are now editor"]
+    assert notes(after, Settings()) == ["clients with prompt rules are now none"]
+
+
 def test_notes_name_limits_of_jobs_that_need_a_restart() -> None:
     after = Settings(jobs=JobSettings(max_jobs=3))
     assert notes(Settings(), after) == ["jobs.max_jobs stays 64 until the daemon is restarted"]
