@@ -187,7 +187,7 @@ class ForwardedEndpoints(Feature):
             record.trace.pass_on(proxy_request.headers)
         if proxy_request.wait_s is not None:
             request[RESPONSE_HEADERS]["Preference-Applied"] = f"wait={proxy_request.wait_s:g}"
-        if proxy_request.gathers:
+        if record.priority == "batch" and proxy_request.gathers:
             await self._batches.queue.gather(proxy_request.model, proxy_request.client)
         others = None
         asked = names.get(proxy_request.model)

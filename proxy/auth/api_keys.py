@@ -97,11 +97,13 @@ class ApiKeys:
         """Return the key of a request; None if no keys are configured. Raises Unauthorized."""
         if not self.are_needed:
             return None
-        keys, headers = self._current(), request.headers
+        headers, now_s = request.headers, self._clock()
+        if now_s - self._checked_at_s >= _RECHECK_S:
+            self._check(now_s)
         given = tuple(headers.getall("Authorization", ())), tuple(headers.getall("X-Api-Key", ()))
         if known := self._known.get(given):
             return known
-        key = find(_key_of_headers(*given), keys)
+        key = find(_key_of_headers(*given), (*self._own_keys, *self._keys))
         if key is None:
             raise Unauthorized("unknown API key; check it against `corral key list`")
         if len(self._known) >= _KNOWN_MAX:
@@ -111,9 +113,8 @@ class ApiKeys:
 
     def _current(self) -> tuple[Key, ...]:
         now_s = self._clock()
-        if self._path is not None and now_s - self._checked_at_s >= _RECHECK_S:
-            self._checked_at_s = now_s
-            self._reload_if_changed(self._path)
+        if now_s - self._checked_at_s >= _RECHECK_S:
+            self._check(now_s)
         return (*self._own_keys, *self._keys)
 
     def _read(self, path: Path) -> None:
@@ -121,13 +122,14 @@ class ApiKeys:
         self._known.clear()
         self.limited = {key.name: key for key in self._keys if key.limits_tokens}
 
-    def _reload_if_changed(self, path: Path) -> None:
-        version = file_version(path)
-        if version == self._version:
+    def _check(self, now_s: float) -> None:
+        """Read the file again if it has changed."""
+        self._checked_at_s = now_s
+        if self._path is None or (version := file_version(self._path)) == self._version:
             return
         self._version = version
         try:
-            self._read(path)
+            self._read(self._path)
         except ConfigError as error:
             self._emit("settings.rejected", reason=f"the API keys are unchanged: {error.message}")
 
@@ -291,6 +293,7 @@ class TokenLimits:
         self._clock = clock
         self._now = now
         self._spent: dict[str, _Spent] = {}
+        self._second, self._day = -1, ""  # of the last look at the calendar, which is slow
 
     @contextmanager
     def reserve(self, key: Key, prompt_tokens: int, members: Mapping[str, Any]) -> Iterator[None]:
@@ -337,7 +340,10 @@ class TokenLimits:
 
     def _current(self, name: str) -> _Spent:
         """Return a key's tokens, after filling its bucket and beginning a new day if due."""
-        now_s, day = self._clock(), self._now().date().isoformat()
+        now_s = self._clock()
+        if int(now_s) != self._second:
+            self._second, self._day = int(now_s), self._now().date().isoformat()
+        day = self._day
         spent = self._spent.setdefault(name, _Spent(at_s=now_s, day=day))
         filled = (now_s - spent.at_s) * (spent.per_minute or 0) / _MINUTE_S
         spent.owed, spent.at_s = max(0.0, spent.owed - filled), now_s

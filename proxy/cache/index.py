@@ -185,7 +185,8 @@ class PrefixIndex:
         conversation = self._conversations.find(hashes if session is None else (*hashes, session))
         levels = self._prompts.levels(prompt.blocks)
         held = _expected_tokens(levels, self._by_ratio, prompt.tokens)
-        owner, saved = conversation.run.name if conversation else None, list[tuple[int, int]]()
+        owner = conversation.run.name if conversation else None
+        saved: Levels = ()
         if self.with_files:
             if lost := self._runs_without(conversation):
                 # Parts that conversations share may be in other slots.

@@ -167,8 +167,10 @@ class Forward:
         try:
             if "tools" in request.json and (call := second_request.call_request(request)):
                 await self._forward_call(request, call, response)
-            else:
+            elif self._capture.observe:
                 await self._forward(request, response)
+            else:
+                await self._try_instances(request, response)
         finally:
             await response.cancel_pings()
 

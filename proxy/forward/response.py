@@ -52,6 +52,7 @@ _BUFFER_BYTES: Final = 64 * 1024
 # A chunk of a body, and the end of its chunks. Source: RFC 9112, section 7.1.
 _FRAME: Final = b"%x\r\n%b\r\n"
 _LAST_CHUNK: Final = b"0\r\n\r\n"
+_NO_FIELDS: Final = CIMultiDict[str]()
 # Statuses without a body. Source: RFC 9112, section 6.3.
 _WITHOUT_BODY: Final = frozenset({204, 304})
 
@@ -140,7 +141,7 @@ class Response:
         self.api = api
         self.is_committed = False
         self._transforms = list(transforms)
-        self._status, self._headers = 0, CIMultiDict[str]()
+        self._status, self._headers = 0, _NO_FIELDS
         self._held = bytearray()
         self._is_held = self._is_open = False
         self._broken: Exception | None = None
@@ -316,7 +317,7 @@ class _Written(web.StreamResponse):
 
     prepared = True
     keep_alive = True
-    headers = CIMultiDict[str]()
+    headers = _NO_FIELDS
 
     def __init__(self, headers: CIMultiDict[str], *, is_kept: bool) -> None:
         # Not aiohttp's initialiser, whose attributes only its own writing needs.
@@ -431,7 +432,10 @@ class ClientResponse(Response):
         self._first_ping = loop.call_later(FIRST_PING_S, self._begin_pings)
 
     async def cancel_pings(self) -> None:
-        if self._first_ping or self._pings:
+        if self._first_ping:
+            self._first_ping.cancel()
+            self._first_ping = None  # which refers to this object
+        if self._pings:
             await self._stop_pings(is_urgent=True)
 
     def put(self, chunk: bytes, framed: bytes) -> bool:
@@ -510,7 +514,7 @@ class ClientResponse(Response):
 
     async def _send_error(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
         """Send an instance's own error: unchanged, or as an event after a ping."""
-        if self._first_ping or self._pings:
+        if self._pings:
             await self._stop_pings()
         if self.has_begun:
             self.record.status = status
@@ -523,12 +527,9 @@ class ClientResponse(Response):
             self._pings = Pings(self._ping)
 
     async def _stop_pings(self, *, is_urgent: bool = False) -> None:
-        if self._first_ping:
-            self._first_ping.cancel()
-            self._first_ping = None  # which refers to this object, like the pings
         if self._pings:
             await self._pings.stop(is_urgent=is_urgent)
-            self._pings = None
+            self._pings = None  # which refer to this object
 
     async def _ping(self) -> None:
         if not self.has_begun:

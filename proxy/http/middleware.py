@@ -225,9 +225,10 @@ class RequestMiddleware:
             return _UNLIMITED
         if key.name in self._keys.limited:
             request[RESPONSE_HEADERS].update(self._admission.tokens.headers(key))
-        is_limited = key.max_in_flight is not None or key.requests_per_minute is not None
+        if key.max_in_flight is None and key.requests_per_minute is None:
+            return _UNLIMITED
         is_counted = request.path == CHAT or SIGNED_IN not in request
-        if request.path in UNCOUNTED or not (is_limited and is_counted):
+        if request.path in UNCOUNTED or not is_counted:
             return _UNLIMITED
         return self._admission.request(key, has_parts=request.path in WITH_PARTS)
 

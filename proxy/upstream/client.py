@@ -251,7 +251,7 @@ class UpstreamResponse(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self.close()
-        if self._failure is None and not self._parser.end():
+        if self._failure is None and not (self._parser.is_over or self._parser.end()):
             refusal = tls_refusal(exc) or "closed the connection without an answer"
             self._fail(UpstreamConnectFailed(self._upstream.name, refusal), exc)
         self._wake()
