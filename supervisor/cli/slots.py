@@ -29,6 +29,7 @@ def list_slots() -> CommandResult:
     notes = (
         *([f"encrypted: {encrypted} of {len(found)}"] if encrypted else []),
         *(f"learned prompts of {model}: {count}" for model, count in learned.items()),
+        *full_disk_notes(store_in(directories())),
         *_not_persisted_notes(),
     )
     return CommandResult(found, text, notes)
@@ -39,8 +40,23 @@ def save(models: Sequence[str]) -> CommandResult:
     client = Client(directories().control_socket)
     names = resolve_running(models, client.status()) if models else []
     found = follow(client.save_slots(names))
-    text = render(found) if found else "no idle slot was worth saving"
-    return CommandResult(found, text, tuple(_not_persisted_notes()))
+    full = full_disk_notes(store_in(directories()))
+    empty = "nothing was saved" if full else "no idle slot was worth saving"
+    return CommandResult(found, render(found) if found else empty, (*full, *_not_persisted_notes()))
+
+
+def full_disk_notes(store: SlotStore) -> list[str]:
+    """Return what is full, and what to do, if nothing more can be saved."""
+    try:
+        rooms_bytes = store.rooms_bytes()
+    except OSError:  # no directory yet
+        return []
+    return [
+        f"{name} is full ({store.root}): conversations are saved again once there is more room; "
+        "delete files, or saved conversations with corral slots forget MODEL"
+        for name, room_bytes in rooms_bytes.items()
+        if room_bytes <= 0
+    ]
 
 
 def _not_persisted_notes() -> list[str]:
@@ -53,7 +69,13 @@ def render(found: Sequence[SavedSlot]) -> str:
         (slot.name, slot.model, slot.replica, slot.tokens, size(slot.size_bytes), slot.saved_at)
         for slot in found
     ]
-    return table(("NAME", "MODEL", "REPLICA", "TOKENS", "SIZE", "SAVED"), rows)
+    names = "NAME", "MODEL", "REPLICA", "TOKENS", "SIZE", "SAVED"
+    if not any(slot.adapters for slot in found):
+        return table(names, rows)
+    adapted = [
+        (*row, ", ".join(slot.adapters) or "none") for row, slot in zip(rows, found, strict=True)
+    ]
+    return table((*names, "ADAPTERS"), adapted)
 
 
 def forget(

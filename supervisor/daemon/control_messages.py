@@ -110,6 +110,11 @@ class MovedLayers(Message):
 
 
 class SavedSlot(Message):
+    """A saved conversation; `adapters`: the files that computed it, each with its scale if not 1.
+
+    They are unknown of an encrypted file whose key is missing.
+    """
+
     name: str
     model: str
     replica: int
@@ -117,6 +122,7 @@ class SavedSlot(Message):
     size_bytes: int
     saved_at: str
     encrypted: bool
+    adapters: list[str]
 
 
 class ForgottenSlots(Message):

@@ -20,7 +20,7 @@ from typing import Any, Final
 from proxy.cache.fingerprint import decode_fingerprint
 from supervisor.errors import NoSuchConversation
 from supervisor.plan.kv_cache import state_bytes
-from supervisor.plan.loras import files_of
+from supervisor.plan.loras import SCALED, files_of
 from supervisor.plan.plan import Plan, PlanLine
 from supervisor.system.files import is_regular
 
@@ -130,6 +130,18 @@ class Manifest:
     saved_at: datetime
     used_at: datetime  # for files saved together, only the order matters
     key_id: str = ""  # the SlotKey.id of the key that encrypts the file; empty if none does
+
+    @property
+    def adapters(self) -> list[str]:
+        """The files of the adapters that computed it, each with its scale unless that is 1."""
+        scales = decode_fingerprint(self.fingerprint).scales
+        words = (option.split(" ", 1) for option in self.identity.options)
+        value = next((word[1] for word in words if word[0] == f"--{SCALED}"), "")
+        files = files_of(SCALED, value.partition(" (")[0])  # before the files' stamps
+        pairs = zip(files, scales, strict=False)
+        return [
+            file.stem if scale == 1 else f"{file.stem} {scale:g}" for file, scale in pairs if scale
+        ]
 
 
 def cache_key(plan: Plan) -> CacheKey:

@@ -141,6 +141,8 @@ def test_a_saved_conversation_is_restored_for_its_own_adapter_alone(adapted: Cor
     half = [{"name": "legal", "scale": 0.5}]
     legal = chat(adapted, "pair+legal")[0]
     adapted.ok("restart", "pair")
+    assert [slot["adapters"] for slot in adapted.data("slots", "list")] == [["legal"]]
+    assert "ADAPTERS" in adapted.ok("slots", "list")
     text, cached = chat(adapted, "pair+legal")
     assert text == legal
     assert cached > 256

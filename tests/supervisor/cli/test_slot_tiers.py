@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
+import pytest
 from support.slot_files import NOON, manifest
 
 from proxy.cache.save_policy import ModelCounts, OperationCounts
 from proxy.observe.cache_finding import Tier
 from proxy.router.slots import CacheContents, TierUse
+from supervisor.cli.slots import full_disk_notes
 from supervisor.cli.status import tiers_text
 from supervisor.daemon.cache_status import cache_status, saved_status
 from supervisor.daemon.control_messages import CachesStatus, SlotDiskStatus
+from supervisor.slot_store.store import SlotStore
 
 SAVED = [manifest("a", tokens=500, size_bytes=2 << 20), manifest("b", 30, size_bytes=1 << 20)]
 USE = {
@@ -75,3 +79,17 @@ def test_without_a_daemon_the_disk_is_shown() -> None:
     assert "2 conversations" in disk
     assert files == "chat on disk: the oldest is 0s old"
     assert tiers_text(saved_status([]), NOON) == "no model, and nothing on disk"
+
+
+@pytest.mark.parametrize(("room_bytes", "notes"), [(-1, 1), (0, 1), (1, 0)])
+def test_a_full_disk_is_told_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room_bytes: int, notes: int
+) -> None:
+    monkeypatch.setattr(SlotStore, "rooms_bytes", lambda _: {"the disk": room_bytes})
+    found = full_disk_notes(SlotStore(tmp_path))
+    assert len(found) == notes
+    assert all("the disk is full" in note and "corral slots forget" in note for note in found)
+
+
+def test_a_store_without_a_directory_is_not_full(tmp_path: Path) -> None:
+    assert full_disk_notes(SlotStore(tmp_path / "none")) == []

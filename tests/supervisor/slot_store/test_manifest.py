@@ -7,6 +7,7 @@ import pytest
 from support.samples import engine, model
 from support.slot_files import manifest
 
+from proxy.cache.fingerprint import ConversationFingerprint
 from supervisor.plan.estimate import MemoryInputs
 from supervisor.plan.plan import Plan, PlanLine
 from supervisor.slot_store.manifest import ManifestInvalid, cache_key, dump, load
@@ -23,6 +24,22 @@ def plan(*words: tuple[str, str | None]) -> Plan:
 
 def test_a_manifest_is_read_as_it_was_written() -> None:
     assert load(dump(manifest())) == manifest()
+
+
+@pytest.mark.parametrize(
+    ("scales", "adapters"),
+    [((), []), ((0.0, 0.0), []), ((1.0, 0.0), ["legal"]), ((1.0, 0.5), ["legal", "poet 0.5"])],
+)
+def test_a_manifest_names_the_adapters_of_its_conversation(
+    tmp_path: Path, scales: tuple[float, ...], adapters: list[str]
+) -> None:
+    files = [tmp_path / f"{name}.gguf" for name in ("legal", "poet")]
+    for file in files:
+        file.write_bytes(b"GGUF")
+    value = ",".join(f"{file}:0" for file in files)
+    fingerprint = ConversationFingerprint((1,), (2,), scales).to_ascii()
+    saved = manifest(identity=cache_key(plan(("--lora-scaled", value))), fingerprint=fingerprint)
+    assert saved.adapters == adapters
 
 
 @pytest.mark.parametrize(
