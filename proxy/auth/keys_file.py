@@ -37,29 +37,19 @@ from proxy.common.toml_text import parse_toml
 from proxy.errors import ConfigError
 
 
-def read_private(
-    path: Path, what: str, max_bytes: int, *, missing: str, wrong: str
+def read_checked(
+    path: Path, what: str, max_bytes: int, *, missing: str, wrong: str, is_private: bool = True
 ) -> tuple[bytes, os.stat_result]:
-    """Return the content and the stat of a file with a secret.
+    """Return the content and the stat of a file of keys or certificates.
 
     Args:
         what: The file's name in messages, for example `the keys file`.
         missing: Hint if the file cannot be read.
         wrong: Hint if its content or type is wrong.
+        is_private: Whether it has a secret: no other user may own or read it.
 
-    Raises ConfigError: it is missing, too large, another user's, or accessible to others.
+    Raises ConfigError: it is missing or too large, or another user may read the secret in it.
     """
-    return _read(path, what, max_bytes, missing, wrong, is_private=True)
-
-
-def read_public(path: Path, what: str, max_bytes: int, missing: str, wrong: str) -> bytes:
-    """Return the content of a file that any user may own and read, as `read_private` does."""
-    return _read(path, what, max_bytes, missing, wrong, is_private=False)[0]
-
-
-def _read(
-    path: Path, what: str, max_bytes: int, missing: str, wrong: str, *, is_private: bool
-) -> tuple[bytes, os.stat_result]:
     try:
         # O_NONBLOCK: a pipe in its place must not block us.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
@@ -164,7 +154,7 @@ def read_keys(path: Path) -> tuple[tuple[Key, ...], FileVersion]:
     Raises ConfigError if it is missing, open to others, or invalid.
     """
     missing = "corral key add NAME creates it; or unset api_keys_file under [proxy]"
-    text, found = read_private(path, "the keys file", _FILE_MAX_BYTES, missing=missing, wrong=_HINT)
+    text, found = read_checked(path, "the keys file", _FILE_MAX_BYTES, missing=missing, wrong=_HINT)
     return parse_keys(text, path), _version(found)
 
 

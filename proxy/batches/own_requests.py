@@ -25,7 +25,7 @@ from proxy.http.api_formats import format_of
 from proxy.http.body import Share, check_complexity
 from proxy.observe.record import CLIENT_GONE, AccessRecord, InFlightRequest, Timeline
 from proxy.request.models import ModelNames
-from proxy.request.request import Priority, ProxyRequest, encode_members, json_request
+from proxy.request.request import ProxyRequest, encode_members, json_request
 from proxy.router.lease import Lease
 from proxy.upstream.endpoint_kinds import ENDPOINTS
 
@@ -98,14 +98,13 @@ class OwnRequests:
         request_id: str,
         requests: int = 1,
         limit_wait_s: float = 0.0,
-        priority: Priority = "batch",
         queue_timeout_s: float | None = None,
         is_from_proxy: bool = False,
         is_let_in: bool = False,
         owner: CacheOwner | None = None,
         on_lease: Callable[[Lease], None] = lambda _: None,
     ) -> OwnAnswer:
-        """POST to one of llama-server's endpoints; errors are answers too.
+        """POST to one of llama-server's endpoints, with priority batch; errors are answers too.
 
         A drain of the server aborts it like a client's request; the caller decides whether it may
         begin during a drain.
@@ -124,14 +123,14 @@ class OwnRequests:
             on_lease: Called each time that it gets a slot.
         """
         record = AccessRecord(request_id, Timeline())
-        record.client, record.path, record.priority = client, path, priority
+        record.client, record.path, record.priority = client, path, "batch"
         held = HeldResponse(record, path, on_lease)
         part = self._core.admission.part(client, requests=requests, wait_s=limit_wait_s)
 
         async def send(share: Share) -> None:
             async with part:
                 request = await _request(path, members, names, share, owner or self._owner(client))
-                request.request_id, request.client, request.priority = request_id, client, priority
+                request.request_id, request.client, request.priority = request_id, client, "batch"
                 request.is_from_proxy, request.is_let_in = is_from_proxy, is_let_in
                 if queue_timeout_s is not None:
                     request.queue_timeout_s = queue_timeout_s

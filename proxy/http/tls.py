@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
-from proxy.auth.keys_file import FileVersion, file_version, read_private, read_public
+from proxy.auth.keys_file import FileVersion, file_version, read_checked
 from proxy.errors import ConfigError
 from proxy.observe.record import Emit
 from proxy.settings import TlsSettings
@@ -74,12 +74,17 @@ def client_context(ca_file: Path | None, cert: Path | None, key: Path | None) ->
     return context
 
 
+def _read_certificates(path: Path, what: str) -> bytes:
+    hints = {"missing": _MISSING, "wrong": _CERT_HINT}
+    return read_checked(path, what, _FILE_MAX_BYTES, is_private=False, **hints)[0]
+
+
 def _load_certificate(context: ssl.SSLContext, cert: Path, key: Path) -> None:
     # OpenSSL explains a wrong file badly.
-    certificate = read_public(cert, "the certificate file", _FILE_MAX_BYTES, _MISSING, _CERT_HINT)
+    certificate = _read_certificates(cert, "the certificate file")
     if b"-----BEGIN CERTIFICATE-----" not in certificate:
         raise ConfigError(f"the certificate file {cert} has no certificate", _CERT_HINT)
-    text, _ = read_private(
+    text, _ = read_checked(
         key, "the TLS key file", _FILE_MAX_BYTES, missing=_MISSING, wrong=_KEY_HINT
     )
     if b"PRIVATE KEY-----" not in text:
@@ -101,7 +106,7 @@ def _load_certificate(context: ssl.SSLContext, cert: Path, key: Path) -> None:
 
 
 def _load_authorities(context: ssl.SSLContext, path: Path) -> None:
-    text = read_public(path, "the file of CA certificates", _FILE_MAX_BYTES, _MISSING, _CERT_HINT)
+    text = _read_certificates(path, "the file of CA certificates")
     try:
         context.load_verify_locations(cadata=text.decode("ascii", "ignore"))
     except (ssl.SSLError, ValueError) as error:

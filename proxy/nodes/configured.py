@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from proxy.auth.keys_file import read_private
+from proxy.auth.keys_file import read_checked
 from proxy.errors import ConfigError
 from proxy.http.tls import RenewedContext, client_context
 from proxy.nodes.settings import NodeSettings, parse_url
@@ -220,7 +220,7 @@ def configured_nodes(tables: Mapping[str, NodeSettings], emit: Emit) -> list[Con
 def read_key(path: Path) -> str:
     """Read a node's key. Raises ConfigError: no file, open to others, or not exactly one key."""
     missing = "write the node's key into it, or unset key_file of the node"
-    text, _ = read_private(path, "the key file", 4096, missing=missing, wrong=_KEY_HINT)
+    text, _ = read_checked(path, "the key file", 4096, missing=missing, wrong=_KEY_HINT)
     key = text.strip()
     if not _KEY.fullmatch(key):
         raise ConfigError(f"the key file {path} does not hold one key", _KEY_HINT)

@@ -167,7 +167,7 @@ class RemoteLoading:
             and self._refusals.reason(monitor.node.name, remote_model.id) is None
         ]
         in_flight = self._nodes.router.count_in_flight
-        return sorted(found, key=lambda pair: sum(map(in_flight, pair[0].upstreams())))
+        return sorted(found, key=lambda pair: sum(map(in_flight, pair[0].admitted)))
 
     def _waited_for(self) -> set[str]:
         """Return the models for which requests wait although an instance serves them."""

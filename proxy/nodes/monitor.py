@@ -216,12 +216,12 @@ class NodeMonitor:
         self.remote_models: tuple[RemoteModel, ...] = ()
         self._nodes = nodes
         self._poller = NodePoller(node, nodes.settings)
-        self.prefixes = PrefixReader(node, nodes, self.upstreams)
+        self.prefixes = PrefixReader(node, nodes, lambda: self.admitted)
         self._failures = 0
         # The random word of the process that it monitors; empty if that is no llama-corral, or
         # the node is not used.
         self.process = ""
-        self._admitted: dict[str, Upstream] = {}
+        self.admitted: dict[str, Upstream] = {}  # by instance name
         self._suspected = asyncio.Event()
         self.checked = asyncio.Event()  # set once a poll has ended
 
@@ -260,10 +260,6 @@ class NodeMonitor:
         slots = self._poller.slots_of
         return [OfferedModel(model, slots(model), name, problem) for model in self.remote_models]
 
-    def upstreams(self) -> Mapping[str, Upstream]:
-        """Return its admitted models, by instance name."""
-        return self._admitted
-
     async def _poll(self) -> None:
         try:
             remote_models, process = await self._poller.poll()
@@ -277,7 +273,7 @@ class NodeMonitor:
             self._note_failure(str(error).removeprefix(f"{self.node.name} "))
         else:
             upstreams = self._upstreams(remote_models)
-            is_new = bool(upstreams.keys() - self._admitted.keys())
+            is_new = bool(upstreams.keys() - self.admitted.keys())
             if is_new and self.state != "same":
                 await self.prefixes.read_first(upstreams)
             # Nodes with long lists are admitted one after the other, with a loop step in between.
@@ -310,12 +306,12 @@ class NodeMonitor:
             self._nodes.emit("node.up", node=self.node.name, models=models)
         self.process = process
         upstreams = self._upstreams(remote_models)
-        for name in self._admitted.keys() - upstreams.keys():
+        for name in self.admitted.keys() - upstreams.keys():
             self._nodes.router.withdraw(name)
         for name, upstream in upstreams.items():
-            if self._admitted.get(name) != upstream:
+            if self.admitted.get(name) != upstream:
                 self._nodes.router.admit(upstream)
-        self._admitted = upstreams
+        self.admitted = upstreams
 
     def _upstreams(self, remote_models: Sequence[RemoteModel]) -> dict[str, Upstream]:
         local, upstreams = self._nodes.local(), {}
@@ -346,9 +342,9 @@ class NodeMonitor:
             self._nodes.on_change()
 
     def _withdraw_all(self) -> None:
-        for name in self._admitted:
+        for name in self.admitted:
             self._nodes.router.withdraw(name)
-        self._admitted = {}
+        self.admitted = {}
 
 
 class NamedTasks:

@@ -120,7 +120,7 @@ def stats_of(monitor: NodeMonitor, router: Router) -> NodeStats:
         state=monitor.state,
         problem=None if monitor.is_up else monitor.problem,
         models=models,
-        slots=sum(upstream.slots for upstream in monitor.upstreams().values()),
+        slots=sum(upstream.slots for upstream in monitor.admitted.values()),
         slots_busy=sum(router.count_in_flight(f"{name}/{model}") for model in models),
     )
 

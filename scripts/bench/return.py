@@ -11,17 +11,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import random
-import signal
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 from support import tiny_gguf
 from support.corral_cli import CorralCli, until
 
@@ -123,12 +119,7 @@ def restarted(corral: CorralCli) -> None:
 def killed(corral: CorralCli) -> None:
     """Save the slots, kill the daemon and its engines, and start again."""
     corral.ok("slots", "save")
-    engines, daemon = corral.engines(), corral.daemon_pid
-    os.kill(daemon, signal.SIGKILL)
-    for engine in engines:
-        with suppress(psutil.NoSuchProcess):  # it dies with its daemon
-            engine.kill()
-    until(lambda: not corral.engines())
+    corral.kill()
     corral.ok("start", CHAT)
 
 

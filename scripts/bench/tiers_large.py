@@ -20,14 +20,13 @@ import asyncio
 import os
 import random
 import shutil
-import signal
 import string
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -155,18 +154,19 @@ class _Run:
         row |= self._memory(corral)
         await self._turn(corral.url, more)
         row |= await _pauses(corral)
-        _kill(corral)
+        corral.kill()
 
         self._configure(corral, replicas=2, slots=1)
         began_at_s = time.monotonic()
         corral.ok("start")
         row["killed: start, s"] = time.monotonic() - began_at_s
         row["killed: of this, restore (rewritten), s"] = _restored_s(corral)
+        seen = len(corral.events("request.finished"))
         found = await self._turn(corral.url, more)
         row["killed: first token (of some 4 % more), s"] = found.first_token_s
         row["killed: tokens found, %"] = 100 * found.cached / (found.cached + found.prefilled)
         corral.ok("slots", "save")
-        before = _latest_instance(corral)
+        before = _instance_after(corral, seen)
         pid = corral.instances()[before].pid
         next(engine for engine in corral.engines() if engine.pid == pid).kill()
         other = await self._turn(corral.url, 4)
@@ -176,7 +176,7 @@ class _Run:
         row["other replica: tokens found, %"] = (
             100 * other.cached / (other.cached + other.prefilled)
         )
-        row["other replica: it answered"] = float(_latest_instance(corral) != before)
+        row["other replica: it answered"] = float(_instance_after(corral, seen + 1) != before)
         row["restore, s for a GiB"] = restores["duration_s"] * _GIB / max(1, restores["size_bytes"])
         row["cold / first token on the other replica"] = cold.first_token_s / other.first_token_s
         return row
@@ -288,9 +288,9 @@ def _operations(corral: CorralCli, kind: str) -> Mapping[str, float]:
     return found
 
 
-def _latest_instance(corral: CorralCli) -> str:
-    """Return which instance answered last; a response that waited for it does not name it."""
-    time.sleep(0.2)  # the event follows the last byte
+def _instance_after(corral: CorralCli, seen: int) -> str:
+    """Return which instance answered the request after `seen` others; its response may not."""
+    until(lambda: len(corral.events("request.finished")) > seen)  # it follows the last byte
     return str(corral.events("request.finished")[-1]["instance"])
 
 
@@ -306,15 +306,6 @@ def _cached_bytes(path: Path) -> int:
         return 0
     argv = [fincore, "--bytes", "--noheadings", "--output", "RES", str(path)]
     return int(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
-
-
-def _kill(corral: CorralCli) -> None:
-    engines, daemon = corral.engines(), corral.daemon_pid
-    os.kill(daemon, signal.SIGKILL)
-    for engine in engines:
-        with suppress(psutil.NoSuchProcess):  # it dies with its daemon
-            engine.kill()
-    until(lambda: not corral.engines())
 
 
 @contextmanager

@@ -74,7 +74,7 @@ def _certificate_problem(found: x509.Certificate, now: datetime) -> str | None:
 
 def check(config: Path | None) -> CommandResult:
     where = directories()
-    loaded = load(config, config_dir=where.config)
+    loaded = load(config)
     check_proxy_settings(loaded.settings.proxy)
     read_nodes(loaded.settings.nodes, _emit_nothing)
     notes = tuple(certificate_notes(loaded.settings, datetime.now(UTC)))
@@ -142,7 +142,7 @@ def show_settings(config: Path | None) -> CommandResult:
 
 def paths(config: Path | None) -> CommandResult:
     where = directories()
-    loaded = load(config, config_dir=where.config)
+    loaded = load(config)
     data = {
         "settings": str(loaded.path) if loaded.path else None,
         "looked at": [str(place) for place in search_path(where.config)],
@@ -263,7 +263,7 @@ def show_profile(name: str) -> CommandResult:
 
 def check_profiles(name: str | None, config: Path | None) -> CommandResult:
     where = directories()
-    flags = LaunchPlanner(load(config, config_dir=where.config).settings, where).engine().flags
+    flags = LaunchPlanner(load(config).settings, where).engine().flags
     names = [name] if name else profiles.names(where.profiles)
     omitted = {
         name: [

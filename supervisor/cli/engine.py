@@ -44,12 +44,11 @@ from supervisor.system.paths import Directories, directories
 
 
 def list_engines(config: Path | None) -> CommandResult:
-    where = directories()
     setting = load(config).settings.engine
-    places = discover.default_search_paths(where.engines)
-    found = discover.list_engines(setting, cache_dir=where.cache, places=places)
+    places = discover.default_search_paths(_engines())
+    found = discover.list_engines(setting, cache_dir=directories().cache, places=places)
     if not found:
-        load_engine(setting, where)
+        load_engine(setting)
     notes: list[str] = []
     for candidate, engine in found:
         if isinstance(engine, CorralError):
@@ -90,13 +89,17 @@ def show_help(name: str | None, config: Path | None) -> CommandResult:
 
 
 def _load(config: Path | None) -> Engine:
-    return load_engine(load(config).settings.engine, directories())
+    return load_engine(load(config).settings.engine)
 
 
-def load_engine(setting: installed.EngineSetting | None, where: Directories) -> Engine:
+def _engines() -> Path:
+    return directories().engines
+
+
+def load_engine(setting: installed.EngineSetting | None) -> Engine:
     """Return the engine of a setting or the first that is found; raises as `discover.load`."""
-    places = discover.default_search_paths(where.engines)
-    return discover.load(setting, cache_dir=where.cache, places=places)
+    places = discover.default_search_paths(_engines())
+    return discover.load(setting, cache_dir=directories().cache, places=places)
 
 
 def _row(candidate: Candidate, engine: Engine | CorralError) -> tuple[str, ...]:
@@ -139,47 +142,42 @@ def _describe(flag: Flag) -> str:
 
 def use(name: str, config: Path | None) -> CommandResult:
     """Use a build for models without their own engine; raises EngineMissing, EngineBroken."""
-    where = directories()
-    settings = load(config, config_dir=where.config).settings
-    build = installed.find_build(name, where.engines)
-    load_engine(build.name, where)
-    with installed.lock_builds(where.engines):
-        installed.use_build(build.name, where.engines)
-    return now_in_use(build.name, settings, where)
+    settings = load(config).settings
+    build = installed.find_build(name, _engines())
+    load_engine(build.name)
+    with installed.lock_builds(_engines()):
+        installed.use_build(build.name, _engines())
+    return now_in_use(build.name, settings)
 
 
 def rollback(config: Path | None) -> CommandResult:
     """Use the previous build; raises EngineMissing if there is none."""
-    where = directories()
-    settings = load(config, config_dir=where.config).settings
-    with installed.lock_builds(where.engines):
-        current = installed.roll_back(where.engines).current
-    return now_in_use(current, settings, where)
+    settings = load(config).settings
+    with installed.lock_builds(_engines()):
+        current = installed.roll_back(_engines()).current
+    return now_in_use(current, settings)
 
 
 def remove(name: str, config: Path | None) -> CommandResult:
     """Remove an installed build; raises EngineMissing, or EngineInUse if anything uses it."""
-    where = directories()
-    build = installed.find_build(name, where.engines)
-    settings = load(config, config_dir=where.config).settings
-    with installed.lock_builds(where.engines):
-        for reason, hint in _uses(build, settings, where):
+    build = installed.find_build(name, _engines())
+    settings = load(config).settings
+    with installed.lock_builds(_engines()):
+        for reason, hint in _uses(build, settings):
             raise EngineInUse(f"{build.name} is not removed: {reason}", hint=hint)
-        installed.remove_build(build, where.engines)
+        installed.remove_build(build, _engines())
     return CommandResult({"name": build.name}, f"removed {build.name}")
 
 
-def _uses(
-    build: installed.InstalledBuild, settings: Settings, where: Directories
-) -> Iterator[tuple[str, str]]:
+def _uses(build: installed.InstalledBuild, settings: Settings) -> Iterator[tuple[str, str]]:
     """Yield each use of a build, and how to end it."""
-    if installed.read_in_use(where.engines).current == build.name:
+    if installed.read_in_use(_engines()).current == build.name:
         yield "it is the build in use", "corral engine use another one, or corral engine rollback"
     for key, setting in _settings(settings):
-        if isinstance(setting, str) and _is_named(setting, build, where):
+        if isinstance(setting, str) and _is_named(setting, build):
             yield f"the setting {key} names it", "change the setting, then run corral reload"
     status = running_status()
-    files = where.engines / build.name
+    files = _engines() / build.name
     for model in status.models if status else ():
         for instance in model.instances:
             if instance.pid and instance.engine and Path(instance.engine).is_relative_to(files):
@@ -189,9 +187,9 @@ def _uses(
                 yield f"{instance.name} runs it", end
 
 
-def _is_named(setting: str, build: installed.InstalledBuild, where: Directories) -> bool:
+def _is_named(setting: str, build: installed.InstalledBuild) -> bool:
     try:
-        return installed.find_build(setting, where.engines) == build
+        return installed.find_build(setting, _engines()) == build
     except CorralError:
         return False
 
@@ -204,7 +202,7 @@ def _settings(settings: Settings) -> Iterator[tuple[str, installed.EngineSetting
             yield f"models.{name}.trial.engine", model.trial.engine
 
 
-def now_in_use(name: str | None, settings: Settings, where: Directories) -> CommandResult:
+def now_in_use(name: str | None, settings: Settings) -> CommandResult:
     """Show the engine that models without a setting run from now on."""
     text, path = f"in use: {name or 'no installed build'}", None
     notes = [
@@ -215,7 +213,7 @@ def now_in_use(name: str | None, settings: Settings, where: Directories) -> Comm
     if running_status():
         notes.append("corral reload applies it to the running daemon")
     try:
-        path = str(load_engine(None, where).path)
+        path = str(load_engine(None).path)
     except CorralError as error:
         notes.append(f"it does not run: {error.message}")
     if path and name is None:
@@ -233,42 +231,36 @@ def install(wanted: str, variant: str | None, config: Path | None) -> CommandRes
     Raises EngineMissing, DownloadFailed, DiskFull, AccessDenied, EngineBroken, or EnginesBusy if
     another command changes the installed builds.
     """
-    where = directories()
-    settings = load(config, config_dir=where.config).settings
-    with installed.lock_builds(where.engines):
-        build, is_new, notes = _install(wanted, variant, settings, where)
-        return _show_installed(build, is_new=is_new, where=where, notes=notes)
+    settings = load(config).settings
+    with installed.lock_builds(_engines()):
+        build, is_new, notes = _install(wanted, variant, settings)
+        return _show_installed(build, is_new=is_new, notes=notes)
 
 
 def _show_installed(
-    build: installed.InstalledBuild,
-    *,
-    is_new: bool,
-    where: Directories,
-    notes: tuple[str, ...] = (),
+    build: installed.InstalledBuild, *, is_new: bool, notes: tuple[str, ...] = ()
 ) -> CommandResult:
     """Use a build if no other engine is found, and show it; the caller holds the lock."""
-    if next(discover.find(None, discover.default_search_paths(where.engines)), None) is None:
-        installed.use_build(build.name, where.engines)
-    is_used = installed.read_in_use(where.engines).current == build.name
+    if next(discover.find(None, discover.default_search_paths(_engines())), None) is None:
+        installed.use_build(build.name, _engines())
+    is_used = installed.read_in_use(_engines()).current == build.name
     text = f"{'installed' if is_new else 'already installed:'} {build.name}"
     then = "in use" if is_used else f"corral engine use {build.name}"
-    data = {**asdict(build), "path": str(build.path(where.engines))}
+    data = {**asdict(build), "path": str(build.path(_engines()))}
     return CommandResult({**data, "is_new": is_new}, f"{text} ({then})", notes)
 
 
 def update(wanted: str, config: Path | None) -> CommandResult:
     """Install a newer build of the variant in use, and use it; other builds stay installed."""
-    where = directories()
-    settings = load(config, config_dir=where.config).settings
-    with installed.lock_builds(where.engines):
-        name, current = installed.read_in_use(where.engines).current, None
+    settings = load(config).settings
+    with installed.lock_builds(_engines()):
+        name, current = installed.read_in_use(_engines()).current, None
         with suppress(EngineMissing):
-            current = installed.find_build(name, where.engines) if name else None
+            current = installed.find_build(name, _engines()) if name else None
         variant = current.variant.partition("-")[0] if current else None
-        build, _, notes = _install(wanted, variant, settings, where, newer_than=current)
-        installed.use_build(build.name, where.engines)
-    shown = now_in_use(build.name, settings, where)
+        build, _, notes = _install(wanted, variant, settings, newer_than=current)
+        installed.use_build(build.name, _engines())
+    shown = now_in_use(build.name, settings)
     if current == build:
         return replace(shown, text=f"{current.name} is up to date")
     text = shown.text + (f", was {current.name}" if current else "")
@@ -279,7 +271,6 @@ def _install(
     wanted: str,
     variant: str | None,
     settings: Settings,
-    where: Directories,
     newer_than: installed.InstalledBuild | None = None,
 ) -> tuple[installed.InstalledBuild, bool, tuple[str, ...]]:
     """Install a build; return it, whether it is new, and notes.
@@ -297,7 +288,7 @@ def _install(
         if newer_than and (release.build or 0) <= newer_than.build:
             return newer_than, False, ()
         choice = choose(release, target, variant)
-        if build := installed.read_build(where.engines / choice.name):
+        if build := installed.read_build(_engines() / choice.name):
             return build, False, ()
         with TransferMeter() as meter:
             meter.note(f"{choice.name}, {choice.reason}; {size(choice.size_bytes)} to download")
@@ -307,7 +298,7 @@ def _install(
                 meter.show(file, name, done, whole)
 
             build, engine = install_release(
-                choice, where.engines, HttpClient(client), releases.downloads, show
+                choice, _engines(), HttpClient(client), releases.downloads, show
             )
     variant, notes = choice.engine.variant, []
     if variant != "cpu" and not engine.devices:
@@ -323,25 +314,20 @@ def build(wanted: str, jobs: int | None, config: Path | None) -> CommandResult:
 
     Raises EngineMissing without a compiler or such a package, and otherwise as `install`.
     """
-    where = directories()
-    load(config, config_dir=where.config)  # as the other commands: an error in it comes first
+    load(config)  # as the other commands: an error in it comes first
     tools = from_source.find_tools(jobs or from_source.default_jobs(machine.read()))
-    with installed.lock_builds(where.engines), package_index() as index:
+    with installed.lock_builds(_engines()), package_index() as index:
         number, source = from_source.find_source(wanted, index)
-        there = installed.read_build(where.engines / f"b{number}-{from_source.VARIANT}")
-        found = there or _compile(number, source, index, tools, where)
-        return _show_installed(found, is_new=there is None, where=where)
+        there = installed.read_build(_engines() / f"b{number}-{from_source.VARIANT}")
+        found = there or _compile(number, source, index, tools)
+        return _show_installed(found, is_new=there is None)
 
 
 _ESTIMATE_MIN_S: Final = 10.0
 
 
 def _compile(
-    number: int,
-    source: RemoteFile,
-    index: PackageIndex,
-    tools: from_source.Tools,
-    where: Directories,
+    number: int, source: RemoteFile, index: PackageIndex, tools: from_source.Tools
 ) -> installed.InstalledBuild:
     count = f"{tools.jobs} compiler{'' if tools.jobs == 1 else 's'} at a time"
     minutes = from_source.estimated_minutes(tools.jobs)
@@ -359,7 +345,7 @@ def _compile(
             left = f"{duration(elapsed_s / fraction - elapsed_s)} left" if is_known else ""
             meter.show(f"b{number}: {stage}", fraction, left)
 
-        return from_source.compile_build(number, source, index, tools, where.engines, show)[0]
+        return from_source.compile_build(number, source, index, tools, _engines(), show)[0]
 
 
 _PROBE_LIMIT_S = 1.0
@@ -376,8 +362,8 @@ def worker(options: WorkerOptions, config: Path | None) -> CommandResult:
     if warning := check_listen_host(options.host):
         warn(warning)
     where = directories()
-    settings = load(config, config_dir=where.config).settings
-    engine = load_engine(settings.engine, where)
+    settings = load(config).settings
+    engine = load_engine(settings.engine)
     host = LOOPBACK if options.host == "localhost" else options.host  # the program takes no names
     options = replace(options, host=host, port=options.port or _free_port(host))
     with private_runtime(where, WORKERS) as runtime:

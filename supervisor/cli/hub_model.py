@@ -40,7 +40,7 @@ class MachineFit:
     """This machine, with its engine and the memory that the settings allow for models."""
 
     def __init__(self, where: Directories) -> None:
-        settings = load(None, config_dir=where.config, overrides={}).settings
+        settings = load().settings
         self._planner = LaunchPlanner(settings, where)
         self._budget_bytes = settings.supervisor.memory_budget
         self._engine: Engine | None = None

@@ -152,7 +152,7 @@ def import_settings(
 def _engine_flags(config: Path | None) -> Flags | None:
     where = directories()
     try:
-        return LaunchPlanner(load(config, config_dir=where.config).settings, where).engine().flags
+        return LaunchPlanner(load(config).settings, where).engine().flags
     except CorralError:
         return None
 

@@ -139,7 +139,7 @@ _SPACE_HEAD = ("STORE", "MODELS", "SIZE", "DIRECTORY")
 
 def list_models(config: Path | None) -> CommandResult:
     where = directories()
-    stored = StoredModels(load(config, config_dir=where.config).settings, where)
+    stored = StoredModels(load(config).settings, where)
     models = stored.catalogue.models
     missing = [pin for pin in pinned.pins().values() if not pinned.is_fetched(pin, where.models)]
     space, disks = _space(models, stored.places), _disks(stored.places)
@@ -210,7 +210,7 @@ def remove(name: str, config: Path | None, *, yes: bool) -> CommandResult:
     NotConfirmed if there is no way to ask the user.
     """
     where = directories()
-    settings = load(config, config_dir=where.config).settings
+    settings = load(config).settings
     found = StoredModels(settings, where).catalogue.find(name)
     if found is None:
         raise errors.NoSuchModel(
@@ -242,7 +242,7 @@ def remove(name: str, config: Path | None, *, yes: bool) -> CommandResult:
 
 def prune(config: Path | None, *, yes: bool, dry_run: bool) -> CommandResult:
     where = directories()
-    stored = StoredModels(load(config, config_dir=where.config).settings, where)
+    stored = StoredModels(load(config).settings, where)
     notes: list[str] = []
     found = list(catalogue.leftovers(stored.places, notes))
     files: list[dict[str, Any]] = [

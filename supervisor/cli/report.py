@@ -77,7 +77,7 @@ def report(config: Path | None, output: Path | None, *, with_prompts: bool) -> C
     check_new(path)
     loaded: Loaded | CorralError
     try:
-        loaded = load(config, config_dir=where.config)
+        loaded = load(config)
     except CorralError as error:
         loaded = error
     logs, is_verbose = archive.read_logs(where, with_prompts=with_prompts)

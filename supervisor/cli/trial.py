@@ -240,14 +240,14 @@ def _promote_as_user(client: Client, model: str, engine: EngineSetting) -> messa
 
 def _engine(build: str) -> EngineSetting:
     """Return an installed build, or a program or its directory; raises EngineMissing or Broken."""
-    where, setting = directories(), engine_setting(build)
+    setting = engine_setting(build)
     if isinstance(setting, Path):
         setting = expand_home(setting).absolute()
         inside = (setting / name for name in discover.PROGRAMS)
         setting = next((path for path in inside if path.is_file()), setting)
     else:
-        setting = find_build(setting, where.engines).name
-    load_engine(setting, where)
+        setting = find_build(setting, directories().engines).name
+    load_engine(setting)
     return setting
 
 

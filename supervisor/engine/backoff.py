@@ -56,22 +56,21 @@ class RestartTracker:
         self.forget()
 
     def forget(self) -> None:
-        self._own = self._by_request = (0.0, 0.0)
+        self._histories = dict.fromkeys((False, True), (0.0, 0.0))  # by `by_request`
 
     @property
     def failures(self) -> int:
-        return math.ceil(self._own[0]) + math.ceil(self._by_request[0])
+        return sum(math.ceil(weight) for weight, _ in self._histories.values())
 
     def record(self, *, by_request: bool) -> bool:
         """Count a failure; return whether to start again after `delay_s`."""
         chance = random.random()  # noqa: S311 (spreads restarts, not a secret)
-        history, now_s = self._by_request if by_request else self._own, self._clock()
-        history, delay_s = decide(
-            self.policy, history, now_s=now_s, chance=chance, can_give_up=not by_request
+        self._histories[by_request], delay_s = decide(
+            self.policy,
+            self._histories[by_request],
+            now_s=self._clock(),
+            chance=chance,
+            can_give_up=not by_request,
         )
-        if by_request:
-            self._by_request = history
-        else:
-            self._own = history
         self.delay_s = delay_s or 0.0
         return delay_s is not None

@@ -33,7 +33,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from proxy.auth.keys_file import read_private
+from proxy.auth.keys_file import read_checked
 from proxy.errors import ConfigError
 from supervisor.engine.client import SlotFileInfo
 from supervisor.errors import SettingsInvalid
@@ -69,7 +69,7 @@ KeyRing = Mapping[str, SlotKey]
 def read_key_ring(path: Path) -> KeyRing:
     """Read keys. Raises SettingsInvalid: no file, not ours, open to others, or no valid keys."""
     try:
-        text, _ = read_private(
+        text, _ = read_checked(
             path, "the slot key file", _FILE_MAX_BYTES, missing=_MISSING, wrong=_WRONG
         )
     except ConfigError as error:

@@ -15,9 +15,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import os
 import random
-import signal
 import sys
 import tempfile
 import urllib.request
@@ -120,11 +118,7 @@ def _found_of_history(corral: CorralCli, api: str) -> list[tuple[int, int]]:
         _settle(corral)
         if is_killed:
             corral.ok("slots", "save")
-            engines = corral.engines()
-            os.kill(corral.daemon_pid, signal.SIGKILL)
-            for engine in engines:
-                engine.kill()
-            until(lambda: not corral.engines())
+            corral.kill()
             corral.ok("start")
         # A history without its next message, in tokens.
         template = {"model": "chat", "messages": messages[:-1], "add_generation_prompt": False}

@@ -1,9 +1,7 @@
 """Models of other kinds are served, swapped for each other, and keep their conversations."""
 
 import json
-import os
 import random
-import signal
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -158,11 +156,7 @@ def test_the_next_turn_is_found_where_the_template_leaves_out_the_reasoning(
     assert timings["cache_n"] == first_ahead
     assert "computed ahead" in corral.ok("slots")
     corral.ok("slots", "save")
-    engines = corral.engines()
-    os.kill(corral.daemon_pid, signal.SIGKILL)
-    for engine in engines:
-        engine.kill()
-    until(lambda: not corral.engines())
+    corral.kill()
     corral.ok("start")
     _, restored = reasoned_turn(corral, third)
     assert restored["cache_n"] == second_ahead

@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -118,6 +119,15 @@ class CorralCli:
         if limit:
             argv = ["sh", "-c", f'ulimit {limit} && exec "$@"', "sh", *argv]
         return subprocess.Popen(argv, env=self.env, cwd=self.root, stdout=quiet, stderr=quiet)
+
+    def kill(self) -> None:
+        """Kill the daemon and its engines; return when they have ended."""
+        engines = self.engines()
+        os.kill(self.daemon_pid, signal.SIGKILL)
+        for engine in engines:
+            with suppress(psutil.NoSuchProcess):  # it dies with its daemon
+                engine.kill()
+        until(lambda: not self.engines())
 
     def end(self) -> None:
         """End everything, and fail if an engine was left behind."""

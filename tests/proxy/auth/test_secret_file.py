@@ -2,12 +2,12 @@ from pathlib import Path
 
 import pytest
 
-from proxy.auth.keys_file import read_private
+from proxy.auth.keys_file import read_checked
 from proxy.errors import ConfigError
 
 
 def read(path: Path) -> bytes:
-    return read_private(path, "the keys file", 100, missing="", wrong="")[0]
+    return read_checked(path, "the keys file", 100, missing="", wrong="")[0]
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604])
