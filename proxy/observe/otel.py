@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from aiohttp import web
+from attrs import define, field
 from multidict import CIMultiDict
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -38,6 +39,7 @@ _QUEUE_MAX: Final = 2048
 _REASON_MAX: Final = 400
 
 
+@define(eq=False, slots=False)
 class SpanQueue(SpanProcessor):
     """Sends spans in its own thread, in which it calls `on_failure` and `on_recovery`.
 
@@ -49,27 +51,19 @@ class SpanQueue(SpanProcessor):
         on_recovery: Called with the number of spans lost since.
     """
 
-    def __init__(
-        self,
-        exporter: SpanExporter,
-        delay_s: float,
-        on_failure: Callable[[str], None],
-        on_recovery: Callable[[int], None],
-        *,
-        max_batch: int = 512,
-        close_s: float = 0.5,
-    ) -> None:
-        self._exporter = exporter
-        self._max_batch = max_batch
-        self._close_s = close_s
-        self._on_failure = on_failure
-        self._on_recovery = on_recovery
-        self._delay_s = delay_s
+    _exporter: SpanExporter
+    _delay_s: float
+    _on_failure: Callable[[str], None]
+    _on_recovery: Callable[[int], None]
+    _max_batch: int = 512
+    _close_s: float = 0.5
+    _lost: int = field(default=0, init=False)
+    _is_failing: bool = field(default=False, init=False)
+    _is_closed: bool = field(default=False, init=False)
+    _woken: threading.Event = field(factory=threading.Event, init=False)
+
+    def __attrs_post_init__(self) -> None:
         self._spans = deque[ReadableSpan](maxlen=_QUEUE_MAX)
-        self._lost = 0
-        self._is_failing = False
-        self._is_closed = False
-        self._woken = threading.Event()
         self._reasons = _Reasons()
         self._thread = threading.Thread(target=self._work, name="traces", daemon=True)
         self._thread.start()

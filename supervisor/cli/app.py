@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 import typer
 from typer import BadParameter, Option, Typer
@@ -391,27 +391,8 @@ def tune(  # noqa: PLR0913, PLR0917 (a command has its options)
     return command.tune(model, config, goal, minutes, seed, force=force)
 
 
-_HELP: Final = """Run llama.cpp's llama-server well.
-
-Examples:
-
-  corral model get smollm2              fetch the demo model
-
-  corral start smollm2                  serve it in the background
-
-  corral start ~/models/qwen3.gguf      serve any GGUF file
-
-  corral status                         state, load and speed
-
-  corral stop                           finish running requests, then stop
-
-Exit codes: 0 success, 1 failure, 2 usage error, 3 not running, 4 no such model,
-69 daemon or machine busy, 78 invalid settings, 130 interrupted.
-"""
-
 app = Typer(
     name="corral",
-    help=_HELP,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -455,7 +436,21 @@ def _corral(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
-) -> None: ...
+) -> None:
+    """Run llama.cpp's llama-server well.
 
+    Examples:
 
-_corral.__doc__ = _HELP
+      corral model get smollm2              fetch the demo model
+
+      corral start smollm2                  serve it in the background
+
+      corral start ~/models/qwen3.gguf      serve any GGUF file
+
+      corral status                         state, load and speed
+
+      corral stop                           finish running requests, then stop
+
+    Exit codes: 0 success, 1 failure, 2 usage error, 3 not running, 4 no such model,
+    69 daemon or machine busy, 78 invalid settings, 130 interrupted.
+    """  # noqa: D412 (as it is shown)
