@@ -40,7 +40,7 @@ class MachineFit:
     """This machine, with its engine and the memory that the settings allow for models."""
 
     def __init__(self, where: Directories) -> None:
-        settings = load().settings
+        settings = load(config_dir=where.config).settings
         self._planner = LaunchPlanner(settings, where)
         self._budget_bytes = settings.supervisor.memory_budget
         self._engine: Engine | None = None

@@ -222,7 +222,8 @@ def _rows(status: messages.CacheStatus) -> Iterator[tuple[str, ...]]:
     for tier in status.tiers:
         name = tier.tier.replace("_", " ")
         figures = _figures(tier.prompts, tier.found_tokens, status)
-        yield model, name, _holds(tier, status), *figures, _saved_tokens_text(tier)
+        saved = _seconds_text(tier.saved_s) if tier.found_tokens else _NONE
+        yield model, name, _holds(tier, status), *figures, saved
         model = ""
     none = status.prompts - sum(tier.prompts for tier in status.tiers)
     yield "", "computed", "", *_figures(none, status.computed_tokens, status), _NONE
@@ -232,12 +233,6 @@ def _figures(prompts: int, tokens: int, status: messages.CacheStatus) -> tuple[s
     if not status.prompt_tokens:
         return _NONE, _NONE
     return str(prompts), f"{tokens} ({tokens / status.prompt_tokens:.0%})"
-
-
-def _saved_tokens_text(tier: messages.TierStatus) -> str:
-    if not tier.found_tokens:
-        return _NONE
-    return _seconds_text(tier.saved_s)
 
 
 def _seconds_text(seconds: float) -> str:

@@ -23,7 +23,6 @@ from supervisor.system.paths import file_name
 from supervisor.system.toml_file import read_toml
 
 _KEYS: Final = frozenset({"description", "extends", "replicas", "flags", "tuned"})
-_EVIDENCE: Final = ("goal", "date", "result", "machine", "engine", "devices", "model")
 _REPLICAS_MAX: Final = 64
 
 
@@ -99,7 +98,7 @@ def read(model: str, directory: Path) -> Tuned | None:
         extends=table.get("extends"),
         flags=table.get("flags", {}),
         replicas=table.get("replicas"),
-        evidence=Evidence(**{key: found[key] for key in _EVIDENCE if key in found}),
+        evidence=Evidence(**{key: found[key] for key in Evidence.__slots__ if key in found}),
     )
 
 
@@ -136,6 +135,6 @@ def _check(path: Path, table: Mapping[str, Any]) -> None:
     found = table.get("tuned", {})
     if not isinstance(found, dict):
         raise SettingsInvalid(f"{path}: tuned is not a table", hint="write it as [tuned]")
-    for key in _EVIDENCE:
+    for key in Evidence.__slots__:
         if not isinstance(found.get(key, ""), str):
             raise SettingsInvalid(f"{path}: tuned.{key} is not a string")
