@@ -28,6 +28,7 @@
     ├── NotServed                    501  an endpoint of Ollama's API that is not served here
     ├── UpstreamFailed               502  an instance failed while it answered
     │   ├── UpstreamKilled           502  SIGKILL from outside ended it; one retry, or continued
+    │   ├── ToolCallBroken           502  a call of a tool is broken, also when generated again
     │   ├── UpstreamCrashed          502  a signal ended it while it computed the request
     │   │   └── TrialCrashed         502  it was on trial; one retry before the first byte
     │   ├── UpstreamShutDown         502  we stopped it; one retry is safe before the first byte
@@ -329,6 +330,21 @@ class UpstreamFailed(ProxyError):
     def __init__(self, message: str, instance: str = "") -> None:
         super().__init__(message)
         self.instance = instance
+
+
+class ToolCallBroken(UpstreamFailed):
+    """The model's call of a tool stayed broken, also when it was generated again."""
+
+    code = "tool_call_broken"
+    extra_headers = MappingProxyType({"X-Should-Retry": "false"})  # as UpstreamCrashed
+
+    def __init__(self, tool: str, fault: str, retries: int) -> None:
+        named = f"the model's call of {quote(tool)}" if tool else "the model's tool call"
+        again = f" and {retries} more of it" if retries else ""
+        super().__init__(
+            f"{named} is broken{again}: {fault}; send the request again, give it more tokens or a "
+            "simpler schema, or take another model"
+        )
 
 
 class UpstreamCrashed(UpstreamFailed):

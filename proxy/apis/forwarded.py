@@ -25,7 +25,7 @@ from proxy.auth.access import BATCH_COMPLETIONS, BATCH_TOKENIZE
 from proxy.auth.api_keys import KEY
 from proxy.batches.records import limit_of, order_of, page_object
 from proxy.cache.shared_prefixes import SharedPrefixes
-from proxy.common.headers import EVENT_STREAM, EXPLAIN, FALLBACK, RESPONSE_HEADERS
+from proxy.common.headers import EVENT_STREAM, EXPLAIN, FALLBACK, RESPONSE_HEADERS, TOOL_CALLS
 from proxy.endpoints.feature import Core, Feature
 from proxy.errors import BadRequest, NotFound, NotLoaded, ProxyError, quote
 from proxy.forward.forward import Forward
@@ -192,6 +192,8 @@ class ForwardedEndpoints(Feature):
         others = None
         asked = names.get(proxy_request.model)
         has_fallback = asked and asked.model_info.fallback
+        if "tools" in proxy_request.json and asked:
+            proxy_request.call_retries = _call_retries(request, asked.model_info)
         if has_fallback and request.headers.get(FALLBACK, "").strip().lower() != "none":
             others = other_requests(proxy_request, names, share, answer)
         if EXPLAIN in request.headers and answer.api.stream_type == EVENT_STREAM:
@@ -208,6 +210,13 @@ class ForwardedEndpoints(Feature):
             request.model, request.kind, request.json, request.prompt
         ):
             warmer.learn(request.model, prefix)
+
+
+def _call_retries(request: web.BaseRequest, model_info: ModelInfo) -> int | None:
+    given = request.headers.get(TOOL_CALLS, "").strip().lower()
+    if given == "repair" or (model_info.repairs_tool_calls and given != "pass"):
+        return model_info.tool_call_retries
+    return None
 
 
 def other_requests(

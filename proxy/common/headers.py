@@ -37,6 +37,8 @@ PRIORITY: Final = "X-Corral-Priority"
 CACHE_OWNER: Final = "X-Corral-Cache-Owner"
 # In a response: the model that answered in place of another. In a request: `none` forbids that.
 FALLBACK: Final = "X-Corral-Fallback"
+# In a request: `repair` has broken tool calls repaired, `pass` forbids it.
+TOOL_CALLS: Final = "X-Corral-Tool-Calls"
 # Fields of responses for one client alone, below `/corral/v1/`.
 PRIVATE: Final[Mapping[str, str]] = MappingProxyType(
     {

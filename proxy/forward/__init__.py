@@ -2,6 +2,6 @@
 
 `forward` (`Forward`) leases, sends and retries; `relay` (`plan_request`, `ResponseRelay`) relays;
 `response` (`Response`, `ClientResponse`) writes to the client, through each `StreamTransform`:
-`anthropic`, `openai_responses`, `second_request`, `inspection` (explanation and capture).
-`assemblers` reads responses. `arrays` and `prefill` handle special requests.
+`anthropic`, `openai_responses`, `second_request`, `tool_calls`, `inspection` (explanation and
+capture). `assemblers` reads responses. `arrays` and `prefill` handle special requests.
 """

@@ -158,11 +158,13 @@ def _usage(usage: Mapping[str, Any]) -> dict[str, int]:
 def as_chat(request: ProxyRequest) -> ProxyRequest | None:
     """Return the chat request for a message with members that only the chat API knows, else None.
 
-    A request of an owner that shares no caches is translated too: only a chat can name its slot.
+    A request of an owner that shares no caches is translated too: only a chat can name its slot. So
+    is one whose tool calls are checked.
     Raises BadRequest: it has no messages.
     """
     schema = schema_of(request.json)
-    if schema is None and not request.json.get(MEMBER) and not request.owner.is_alone:
+    needs_chat = request.owner.is_alone or request.call_retries is not None
+    if schema is None and not request.json.get(MEMBER) and not needs_chat:
         return None
     if "messages" not in request.json:
         raise BadRequest("'messages' is required")

@@ -25,15 +25,24 @@ import functools
 import math
 from collections.abc import Awaitable, Collection, Iterator
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from typing import Final
 from urllib.parse import parse_qsl, urlencode
 
 import orjson
+from multidict import CIMultiDict
 
 from proxy.auth.api_keys import Admission
-from proxy.common.headers import CACHE_OWNER, HOP, PRIORITY
-from proxy.errors import ProxyError, Retry, UpstreamFailed, UpstreamShutDown, UpstreamTimeout
-from proxy.forward import second_request
+from proxy.common.headers import CACHE_OWNER, EVENT_STREAM, HOP, JSON, PRIORITY, for_client
+from proxy.errors import (
+    ProxyError,
+    Retry,
+    ToolCallBroken,
+    UpstreamFailed,
+    UpstreamShutDown,
+    UpstreamTimeout,
+)
+from proxy.forward import second_request, tool_calls
 from proxy.forward.anthropic import MessageEvents, as_chat
 from proxy.forward.arrays import array_of, forward_parts
 from proxy.forward.inspection import Captured, CapturePoint, Exchange
@@ -41,12 +50,14 @@ from proxy.forward.openai_responses import completed_response
 from proxy.forward.prefill import PrefillChunks, has_chunks
 from proxy.forward.relay import ResponseRelay, UpstreamRequestPlan, is_passed_stream, plan_request
 from proxy.forward.response import Discarded, Response
+from proxy.forward.tool_calls import HistoryRefused
 from proxy.http.forms import Form
 from proxy.observe.record import AccessRecord, Emit, Timeline
 from proxy.request import variants
 from proxy.request.models import ModelLoader, variant_end
 from proxy.request.request import KEEP_ALIVE, Priority, ProxyRequest, encode_members
 from proxy.request.stored_responses import StoredTurn
+from proxy.request.tools import with_mended_history
 from proxy.router.estimator import Estimator
 from proxy.router.lease import Lease
 from proxy.router.router import Router
@@ -165,25 +176,35 @@ class Forward:
         if is_passed_stream(request):
             response.start_pings()
         try:
-            if "tools" in request.json and (call := second_request.call_request(request)):
-                await self._forward_call(request, call, response)
+            if "tools" in request.json:
+                await self._forward_with_tools(request, response)
             elif self._capture.observe:
                 await self._forward(request, response)
             else:
                 await self._try_instances(request, response)
+        except HistoryRefused as refused:
+            await response.cancel_pings()
+            response.record.count_calls("history", refused.count)
+            await self._answer(refused.request, response)
         finally:
             await response.cancel_pings()
+
+    async def _forward_with_tools(self, request: ProxyRequest, response: Response) -> None:
+        if call := second_request.call_request(request):
+            await self._forward_call(request, call, response)
+        else:
+            await self._forward_checked(request, response)
 
     async def _forward_call(
         self, request: ProxyRequest, call: ProxyRequest, response: Response
     ) -> None:
         """Answer a request with tools and a format; `call` is the request without the format."""
         if request.json.get("tool_choice") == "required":
-            await self._forward(call, response)
+            await self._forward_checked(call, response)
             return
         call_only = second_request.CallOnly(call)
         with response.through(call_only), contextlib.suppress(Discarded):
-            await self._forward(call, response)
+            await self._forward_checked(call, response)
         if call_only.is_call:
             return
         record = response.record
@@ -191,6 +212,48 @@ class Forward:
         await self._forward(second_request.answer_request(request), response)
         if discarded and record.timings:
             record.timings = record.timings.with_discarded(discarded)
+
+    async def _forward_checked(self, request: ProxyRequest, response: Response) -> None:
+        """Answer a request, and repair the calls of its answer if it wants that."""
+        if request.call_retries is None or request.slots > 1:
+            await self._forward(request, response)
+            return
+        record = response.record
+        request, count = with_mended_history(request)
+        record.count_calls("history", count)
+        checked = tool_calls.CheckedCalls(request)
+        with response.through(checked):
+            await self._forward(request, response)
+        if checked.broken:
+            for call in checked.broken:
+                await self._generate_again(call, checked, request, response)
+            record.status, record.code = HTTPStatus.OK, None
+            if not response.is_committed:
+                content_type = EVENT_STREAM if checked.is_stream else JSON
+                headers = for_client(CIMultiDict({"Content-Type": content_type}))
+                await response.begin(HTTPStatus.OK, headers)
+            await response.finish(checked.rest())
+        record.count_calls("repaired", checked.mended)
+
+    async def _generate_again(
+        self,
+        call: tool_calls.Call,
+        checked: tool_calls.CheckedCalls,
+        request: ProxyRequest,
+        response: Response,
+    ) -> None:
+        """Generate one call again until it is right; raises ToolCallBroken after the last try."""
+        record, retries = response.record, request.call_retries or 0
+        for attempt in range(retries):
+            gathered = tool_calls.Gathered(response)
+            await self._forward(checked.request_for(call, attempt), gathered)
+            record.add(gathered.record)
+            checked.take(call, gathered.status, gathered.body)
+            if not call.fault:
+                record.count_calls("regenerated", 1)
+                return
+        record.count_calls("failed", 1)
+        raise ToolCallBroken(call.name, call.fault, retries)
 
     def _forward(self, request: ProxyRequest, response: Response) -> Awaitable[None]:
         """Forward a request, and show the exchange to a running capture."""

@@ -57,8 +57,10 @@ from proxy.errors import (
 from proxy.forward import assemblers, upstream_errors
 from proxy.forward.prefill import PrefillFilter, is_start, progress_of, prompt_of
 from proxy.forward.response import Response
+from proxy.forward.tool_calls import HistoryRefused
 from proxy.http.api_formats import error_code, parse_error
 from proxy.request.request import ProxyRequest
+from proxy.request.tools import with_mended_history
 from proxy.router.lease import Completion, Lease
 from proxy.router.router import Router
 from proxy.upstream.client import UpstreamResponse
@@ -385,6 +387,11 @@ class ResponseRelay:
         if self._client_response.has_begun and parse_error(body) is None:
             raise UpstreamFailed(f"{self._name} answered {status} without a reason")
         status, body = upstream_errors.reclassify_error(status, body)
+        if upstream_errors.is_broken_history(body):
+            request, count = with_mended_history(self._request)
+            if count:
+                self._router.finish(self._lease)
+                raise HistoryRefused(request, count)
         if status in _OWN_ERRORS and self._lease.upstream.is_on_trial:
             raise TrialFailed(self._name, f"is on trial and answered {status}")
         self._router.finish(self._lease)

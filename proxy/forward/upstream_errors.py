@@ -112,6 +112,11 @@ def status_of(error: Mapping[str, Any]) -> int:
     return code if isinstance(code, int) and 400 <= code < 600 else 500
 
 
+def is_broken_history(body: bytes) -> bool:
+    """Return whether a call of an earlier turn has arguments that are not JSON."""
+    return b"Failed to parse tool call arguments as JSON" in body[:_MESSAGE_SEARCHED_BYTES]
+
+
 def is_model_missing(status: int, body: bytes) -> bool:
     """Return whether a node cannot serve its model: it is unloaded, or no longer exists."""
     code = (parse_error(body) or {}).get("code")

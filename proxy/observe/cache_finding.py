@@ -63,6 +63,8 @@ class Cause(StrEnum):
     QUEUE = "queue"
     LOADING = "loading"
     SLOW_CLIENT = "slow_client"
+    # About the answer:
+    BROKEN_TOOL_CALL = "broken_tool_call"
 
 
 PLAIN: Final = frozenset({Cause.ALL_FOUND, Cause.FIRST_REQUEST, Cause.SHORT_PROMPT})

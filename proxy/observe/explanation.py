@@ -244,7 +244,7 @@ def explain(fields: Mapping[str, Any]) -> Explanation:
         phase: ms for phase in PHASES if (ms := _ms(fields, f"{phase}_ms")) is not None
     }
     waits = tuple(_waits(fields, cache))
-    findings = (*waits, *_cache_findings(fields, cache))
+    findings = (*waits, *_call_findings(fields), *_cache_findings(fields, cache))
     ordered = sorted(findings, key=lambda finding: (finding.cause in PLAIN, -finding.cost_ms))
     return Explanation(
         str(fields.get("request", "")),
@@ -294,6 +294,22 @@ def _waits(fields: Mapping[str, Any], cache: CacheFinding | None) -> Iterator[Fi
         if cost_ms >= least_ms and not is_told:
             told = f"{cost_ms / 1000:.1f} s {sentence.format(model=fields.get('model'))}"
             yield Finding(cause, cost_ms, told, advice(cause))
+
+
+_OUTCOMES: Final = {
+    "repaired": "{} repaired",
+    "regenerated": "{} generated again",
+    "failed": "{} broken for good",
+    "history": "{} of earlier turns repaired",
+}
+
+
+def _call_findings(fields: Mapping[str, Any]) -> Iterator[Finding]:
+    if counts := fields.get("tool_calls"):
+        told = [text.format(counts[name]) for name, text in _OUTCOMES.items() if name in counts]
+        sentence = f"the model broke calls of tools: {', '.join(told)}"
+        cause = Cause.BROKEN_TOOL_CALL
+        yield Finding(cause, 0.0, sentence, advice(cause))
 
 
 def _cache_findings(fields: Mapping[str, Any], cache: CacheFinding | None) -> Iterator[Finding]:

@@ -74,7 +74,8 @@ BY_INSTANCE: Final = ("model", "model_instance")
 
 _COUNTER_NAMES: Final = """
     requests_finished requests_failed requests_cancelled requests_rejected retries
-    continued_answers fallbacks prompts_changed upstream_failures prompt_tokens cached_tokens
+    continued_answers fallbacks prompts_changed broken_tool_calls upstream_failures prompt_tokens
+    cached_tokens
     expected_cached_tokens expected_tokens_found decoded_tokens drafted_tokens accepted_tokens
 """
 COUNTERS: Final = tuple(_COUNTER_NAMES.split())
@@ -147,7 +148,7 @@ class RequestCounters:
         self._emit = emit
         self._rows: dict[_Key, _Row] = {}
         # Counters with other labels.
-        names = ("requests_rejected", "fallbacks", "prompts_changed")
+        names = ("requests_rejected", "fallbacks", "prompts_changed", "broken_tool_calls")
         self._others = {name: Counter[_Key]() for name in names}
         self._models = _Names(_MODELS_MAX)
         self._instances = _Names(_INSTANCES_MAX)
@@ -206,8 +207,8 @@ class RequestCounters:
             row["continued_answers"] += continued
         if asked := fields.get("fallback_for"):
             self._others["fallbacks"][self._models[asked],] += 1
-        if rules := fields.get("rules"):
-            self._note_rules(fields["model"], rules)
+        if fields.get("rules") or fields.get("tool_calls"):
+            self._note_changes(fields)
         for name in _TOKENS:
             if count := fields[name]:
                 row[name] += count
@@ -216,9 +217,13 @@ class RequestCounters:
             row["expected_tokens_found"] += min(expected, cached)
         row.note_times(fields)
 
-    def _note_rules(self, model: str, rules: str) -> None:
-        for rule in rules.split():
-            self._others["prompts_changed"][self._models[model], rule] += 1
+    def _note_changes(self, fields: Mapping[str, Any]) -> None:
+        """Count the rules that changed a prompt, and the broken calls of its answer."""
+        model = self._models[fields["model"]]
+        for rule in (fields.get("rules") or "").split():
+            self._others["prompts_changed"][model, rule] += 1
+        for result, count in (fields.get("tool_calls") or {}).items():
+            self._others["broken_tool_calls"][model, result] += count
 
 
 def waited_ms(fields: Mapping[str, Any]) -> float:

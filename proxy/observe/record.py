@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
@@ -163,6 +164,10 @@ class Timeline:
         self._since_s, self._charged = at_s, phase
 
 
+# What became of a broken call: repaired, generated again, neither; or repaired in the history.
+CallOutcome = Literal["repaired", "regenerated", "failed", "history"]
+
+
 class RequestTrace(Protocol):
     """The trace that a request belongs to."""
 
@@ -242,6 +247,8 @@ class AccessRecord:
     bytes_out = 0
     # How often another engine continued the answer after the one before had ended.
     continued = 0
+    # Calls of tools by what became of them; None if there was nothing to do.
+    calls: Counter[CallOutcome] | None = None
     timings: Timings | None = None
     # The cache finding; None if the instance reports nothing.
     cache: CacheFinding | None = None
@@ -277,6 +284,11 @@ class AccessRecord:
             self.timings = part.timings.plus(self.timings)
             self.cache = self.cache or part.cache
 
+    def count_calls(self, outcome: CallOutcome, count: int) -> None:
+        """Count calls of tools that were broken."""
+        if count:
+            self.calls = Counter(self.calls or {}) + Counter({outcome: count})
+
     def forget_answer(self) -> Timings | None:
         """Discard the answer's timings and return them, because another answer is requested."""
         discarded, self.timings = self.timings, None
@@ -299,6 +311,7 @@ class AccessRecord:
             "model": self.model,
             "instance": self.instance,
             "first_token_ms": self.timeline.first_token_ms,
+            "tool_calls": self.calls,
             "cache": self.cache.as_fields() if self.cache else None,
             "rules": self.rules,
             **self.timeline.times_ms(self.timings.decode_ms if self.timings else None),
@@ -345,6 +358,7 @@ class AccessRecord:
                     "attempts": self._attempts,
                     "continued": self.continued or None,
                     "rules": self.rules,
+                    "tool_calls": self.calls,
                     "first_byte_ms": self._first_byte_ms,
                     "first_token_ms": self.timeline.first_token_ms,
                     "bytes_out": self.bytes_out,

@@ -51,6 +51,8 @@ class ModelInfo:
     meta: Mapping[str, int | str] = field(default_factory=dict)
     input_modalities: tuple[str, ...] = ("text",)  # Its input types, in llama-server's terms.
     fallback: tuple[str, ...] = ()  # Names of the models that may answer in its place, in order.
+    repairs_tool_calls: bool = False  # Unless the request says otherwise.
+    tool_call_retries: int = 2  # How often a broken call is generated again, at most.
     is_loadable: bool = False  # Whether it is not loaded but would be loaded for another machine.
     load_progress: float | None = None  # 0 to 1 while it loads; None otherwise or if unknown.
     # LoRA adapters of its local instances, in the order of their ids.

@@ -133,6 +133,8 @@ class ProxyRequest:
     # Most prompt tokens that its API key permits; None for any number.
     max_context: int | None = None
     rules: str | None = None  # The prompt rules that changed it, with spaces.
+    # How often a broken tool call is generated again; None if calls are not checked.
+    call_retries: int | None = None
 
     @property
     def may_load(self) -> bool:

@@ -55,6 +55,7 @@ class Line:
 
     start: str
     text: str
+    otherwise: str = ""  # what is said if a grammar forbids the text
 
 
 def script(commands: Sequence[str]) -> list[Line]:
@@ -99,21 +100,32 @@ def template(steps: int) -> str:
 
 
 def make(path: Path, vocabulary_of: Path, commands: Sequence[str], *, ctx: int) -> Path:
-    """Write the model, with the vocabulary of another model and the tokens of its script."""
+    """Write the model that calls tools with these commands, with the vocabulary of another one."""
+    return write(path, vocabulary_of, script(commands), template(len(commands)), ctx=ctx)
+
+
+def write(
+    path: Path, vocabulary_of: Path, lines: Sequence[Line], chat_template: str, *, ctx: int
+) -> Path:
+    """Write a model with the vocabulary of another one and the tokens of its script."""
     fields = gguf.GGUFReader(vocabulary_of).fields
     tokens: list[str] = list(fields["tokenizer.ggml.tokens"].contents())
     types: list[int] = list(fields["tokenizer.ggml.token_type"].contents())
     end = tokens.index("<|im_end|>")
-    follows: list[tuple[int, int]] = []
-    for line in script(commands):
+    follows: list[tuple[int, int, float]] = []  # with a weight
+    for line in lines:
         start, said = len(tokens), len(tokens) + 1
         tokens += [line.start, _written(line.text)]
         types += [gguf.TokenType.CONTROL, gguf.TokenType.NORMAL]
-        follows += [(start, said), (said, end)]
+        follows += [(start, said, 1.0), (said, end, 1.0)]
+        if line.otherwise:
+            follows += [(start, len(tokens), 0.5), (len(tokens), end, 1.0)]
+            tokens.append(_written(line.otherwise))
+            types.append(gguf.TokenType.NORMAL)
     writer = gguf.GGUFWriter(path, "llama")
     _add_facts(writer, ctx)
     _add_vocabulary(writer, fields, tokens, types, end)
-    writer.add_chat_template(template(len(commands)))
+    writer.add_chat_template(chat_template)
     tiny_gguf.write(writer, _tensors(len(tokens), follows).items())
     return path
 
@@ -154,12 +166,12 @@ def _written(text: str) -> str:
     return "".join(letters[byte] for byte in text.encode())
 
 
-def _tensors(tokens: int, follows: Sequence[tuple[int, int]]) -> dict[str, NDArray[Any]]:
+def _tensors(tokens: int, follows: Sequence[tuple[int, int, float]]) -> dict[str, NDArray[Any]]:
     random = np.random.default_rng(0)
     embedding = random.standard_normal((tokens, _EMBD)).astype(np.float16)
     output = np.zeros((tokens, _EMBD), np.float16)
-    for before, after in follows:
-        output[after] += embedding[before]
+    for before, after, weight in follows:
+        output[after] += np.float16(weight) * embedding[before]
     nothing = {
         "attn_q": (_EMBD, _EMBD),
         "attn_k": (_EMBD // _HEADS, _EMBD),

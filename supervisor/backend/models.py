@@ -164,6 +164,8 @@ class LocalModels(Part):
             reason=_redact_reason(model, reason),
             variants=model_settings.variants,
             fallback=model_settings.fallback,
+            repairs_tool_calls=model_settings.tool_calls == "repair",
+            tool_call_retries=model_settings.tool_call_retries,
             is_catch_all=CATCH_ALL in aliases,
             meta=meta,
             input_modalities=("text", "image") if reads_images else ("text",),

@@ -27,7 +27,7 @@ REJECTED: Final = "request.rejected"
 _BY_TYPE: Final = {
     "TEXT": """
         client path model fallback_for instance kind priority code cancelled cache_cause cache_tier
-        cache rules
+        cache rules tool_calls
     """,
     "INTEGER": """
         slot streamed conversation diverted status attempts continued bytes_out
@@ -43,6 +43,7 @@ FIGURES: Final = {name: kind for kind, names in _BY_TYPE.items() for name in nam
 # `run` distinguishes the conversation numbers of different daemons.
 _OWN: Final = {"id": "TEXT NOT NULL", "ended_at": "REAL NOT NULL", "run": "INTEGER NOT NULL"}
 COLUMNS: Final[Mapping[str, str]] = {**_OWN, **FIGURES}
+_OBJECTS: Final = ("cache", "tool_calls")
 _TRUTHS: Final = frozenset({"streamed", "diverted"})
 
 SIZES_TABLE: Final = """
@@ -85,8 +86,9 @@ _INSERT: Final = {
 def row_of(event: Event, run: int) -> Row:
     """Return the row of an ended request, in the order of COLUMNS, after the table's name."""
     fields = event.fields
-    if fields.get("cache") is not None:
-        fields = {**fields, "cache": orjson.dumps(fields["cache"]).decode()}
+    for name in _OBJECTS:
+        if fields.get(name) is not None:
+            fields = {**fields, name: orjson.dumps(fields[name]).decode()}
     return ("requests", fields["request"], event.at.timestamp(), run, *map(fields.get, FIGURES))
 
 
@@ -110,7 +112,8 @@ def _decode_row(row: Mapping[str, Any]) -> StoredRequest:
     found["ended_at"] = datetime.fromtimestamp(row["ended_at"], UTC).isoformat("T", "milliseconds")
     for name in _TRUTHS:
         found[name] = None if row[name] is None else bool(row[name])
-    found["cache"] = None if row["cache"] is None else orjson.loads(row["cache"])
+    for name in _OBJECTS:
+        found[name] = None if row[name] is None else orjson.loads(row[name])
     return found
 
 

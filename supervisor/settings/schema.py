@@ -108,6 +108,11 @@ class ModelSettings(ResidencyPolicy):
     fallback: tuple[Text, ...] = Field((), max_length=8)
     """models, aliases or variants that answer chats, the first that can, while this model cannot be
     served"""
+    tool_calls: Literal["pass", "repair"] = "pass"
+    """repair: calls of tools are checked against the schemas of their request, and broken ones are
+    repaired or generated again"""
+    tool_call_retries: int = Field(2, ge=0, le=8)
+    """how often one broken call is generated again, at most"""
     variants: dict[tables.VariantName, Variant] = Field(default_factory=dict)
     """the same processes under NAME:VARIANT, with other request defaults"""
     flags: dict[FlagName, FlagSetting] = Field(default_factory=dict)

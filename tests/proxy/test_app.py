@@ -348,6 +348,8 @@ async def test_a_request_is_logged_once_when_it_ends(proxy: ProxyHarness) -> Non
         "cancelled": None,
         "attempts": 1,
         "continued": None,
+        "tool_calls": None,
+        "rules": None,
         "evict_ms": 0,
         "load_ms": 0,
         "slots_ms": 0,

@@ -1,0 +1,147 @@
+"""Broken tool calls on the real engine, through the real client libraries.
+
+The model `broken` writes `{"city": }`, which the engine answers with an error.
+"""
+
+import json
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
+
+PARAMETERS: dict[str, object] = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+}
+TOOL: ChatCompletionToolParam = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": PARAMETERS},
+}
+# GOOD_CALL is none of this tool.
+OTHER_TOOL: ChatCompletionToolParam = {
+    "type": "function",
+    "function": {"name": "rain", "parameters": {"type": "object"}},
+}
+BROKEN = '{"city": "Os'
+
+
+@pytest.fixture
+def client(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture
+def claude(url: str) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
+
+
+def ask(client: openai.OpenAI, **members: Any) -> Any:
+    return client.chat.completions.create(
+        model="broken",
+        messages=[{"role": "user", "content": "Weather in Oslo?"}],
+        temperature=0,
+        **{"tools": [TOOL], **members},
+    )
+
+
+def test_openai_gets_a_good_call(client: openai.OpenAI) -> None:
+    (choice,) = ask(client).choices
+    (call,) = choice.message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == (
+        "weather",
+        {"city": "Oslo"},
+    )
+    assert choice.finish_reason == "tool_calls"
+    assert call.id
+
+
+def test_openai_gets_a_good_call_in_a_stream(client: openai.OpenAI) -> None:
+    pieces = [piece.choices[0] for piece in ask(client, stream=True) if piece.choices]
+    calls = [call for piece in pieces for call in piece.delta.tool_calls or ()]
+    assert calls[0].function.name == "weather"
+    arguments = "".join(call.function.arguments or "" for call in calls)
+    assert json.loads(arguments) == {"city": "Oslo"}
+    assert pieces[-1].finish_reason == "tool_calls"
+
+
+def test_anthropic_gets_a_good_call(claude: anthropic.Anthropic) -> None:
+    for is_stream in (False, True):
+        request: Any = {
+            "model": "broken",
+            "max_tokens": 200,
+            "messages": [{"role": "user", "content": "Weather in Oslo?"}],
+            "tools": [{"name": "weather", "input_schema": PARAMETERS}],
+        }
+        if is_stream:
+            with claude.messages.stream(**request) as stream:
+                message = stream.get_final_message()
+        else:
+            message = claude.messages.create(**request)
+        (block,) = (block for block in message.content if block.type == "tool_use")
+        assert (block.name, block.input) == ("weather", {"city": "Oslo"})
+        assert message.stop_reason == "tool_use"
+
+
+def test_what_stays_broken_is_an_error_of_the_library(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.APIStatusError) as raised:
+        ask(client, max_tokens=4, tools=[OTHER_TOOL])
+    assert raised.value.status_code == 502
+    assert raised.value.code == "tool_call_broken"
+    assert "limit of tokens" in raised.value.message
+
+
+def test_a_client_can_have_the_engines_own_answer(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.APIStatusError) as raised:
+        ask(client, extra_headers={"X-Corral-Tool-Calls": "pass"})
+    assert "tool_call_broken" not in str(raised.value)
+
+
+def test_the_call_is_generated_from_the_cache(url: str, client: openai.OpenAI) -> None:
+    explained = ask(client, extra_headers={"X-Corral-Explain": "1"}).model_extra["corral"]
+    assert "generated again" in "".join(finding["sentence"] for finding in explained["findings"])
+    metrics = httpx.get(f"{url}/metrics").text
+    assert 'corral_broken_tool_calls_total{model="broken",result="regenerated"}' in metrics
+
+
+def test_a_broken_history_does_not_lock_the_conversation(client: openai.OpenAI) -> None:
+    messages: list[ChatCompletionMessageParam] = [
+        {"role": "user", "content": "Weather in Oslo?"},
+        {
+            "role": "assistant",
+            "tool_calls": [
+                {
+                    "id": "a",
+                    "type": "function",
+                    "function": {"name": "weather", "arguments": BROKEN},
+                }
+            ],
+        },
+        {"role": "tool", "tool_call_id": "a", "content": "invalid arguments"},
+    ]
+    cached: list[int] = []
+    for _ in range(2):
+        answer: Any = client.chat.completions.create(
+            model="strict", messages=messages, tools=[TOOL], tool_choice="none", max_tokens=4
+        )
+        assert answer.choices[0].finish_reason == "length"
+        cached.append(answer.timings["cache_n"])
+        content = answer.choices[0].message.content
+        messages += [
+            {"role": "assistant", "content": content},
+            {"role": "user", "content": "Go on."},
+        ]
+    assert cached[1] > cached[0]
+
+
+def test_a_broken_history_of_responses_is_repaired(client: openai.OpenAI) -> None:
+    items: Any = [
+        {"role": "user", "content": "Weather in Oslo?"},
+        {"type": "function_call", "call_id": "a", "name": "weather", "arguments": BROKEN},
+        {"type": "function_call_output", "call_id": "a", "output": "invalid arguments"},
+    ]
+    response = client.responses.create(model="strict", input=items, max_output_tokens=16)
+    assert response.output_text
