@@ -117,8 +117,8 @@ class Timeline:
     @contextmanager
     def time_stall(self) -> Iterator[None]:
         """Count the time of the block as a wait for the client to read."""
-        self._charge("stalled", time.monotonic())
         self._stalls += 1
+        self._enter(self._phase, time.monotonic())
         try:
             yield
         finally:
@@ -156,12 +156,6 @@ class Timeline:
         spent_s[charged] = spent_s.get(charged, 0.0) + at_s - self._since_s
         self._since_s, self._phase = at_s, phase
         self._charged = "stalled" if self._stalls else phase
-
-    def _charge(self, phase: Phase, at_s: float) -> None:
-        """End the phase that is charged at this time; charge another one from then on."""
-        spent_s, charged = self._spent_s, self._charged
-        spent_s[charged] = spent_s.get(charged, 0.0) + at_s - self._since_s
-        self._since_s, self._charged = at_s, phase
 
 
 # What became of a broken call: repaired, generated again, neither; or repaired in the history.
@@ -210,14 +204,6 @@ def shorten_for_log(text: str) -> str:
     shown = text[:_QUOTABLE_MAX_CHARACTERS]
     escaped = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in shown)
     return escaped + ("…" if shown != text else "")
-
-
-_NO_TOKENS: Final = dict.fromkeys(
-    (
-        *("expected_cached_tokens", "cached_tokens", "prompt_tokens", "decoded_tokens"),
-        *("engine_prefill_ms", "engine_decode_ms", "drafted_tokens", "accepted_tokens"),
-    )
-)
 
 
 class AccessRecord:
@@ -362,7 +348,7 @@ class AccessRecord:
                     "first_byte_ms": self._first_byte_ms,
                     "first_token_ms": self.timeline.first_token_ms,
                     "bytes_out": self.bytes_out,
-                    "cancelled": self._cancelled_by() if self.status == CLIENT_GONE else None,
+                    "cancelled": self._cancelled_by(),
                     "cache_cause": self.cache.cause if self.cache else None,
                     "cache_tier": self.cache.tier if self.cache else None,
                     "cache": self.cache.as_fields() if self.cache else None,
@@ -392,19 +378,18 @@ class AccessRecord:
             return None
         return "operator" if self.code == RequestCancelled.code else "client"
 
-    def _tokens(self) -> Mapping[str, float | None]:
-        if (timings := self.timings) is None:
-            return _NO_TOKENS
+    def _tokens(self) -> dict[str, float | None]:
+        timings = self.timings
         return {
-            "expected_cached_tokens": self.expected_cached,
-            "cached_tokens": timings.cached_tokens,
-            "prompt_tokens": timings.prompt_tokens,
-            "decoded_tokens": timings.decoded_tokens,
+            "expected_cached_tokens": self.expected_cached if timings else None,
+            "cached_tokens": timings.cached_tokens if timings else None,
+            "prompt_tokens": timings.prompt_tokens if timings else None,
+            "decoded_tokens": timings.decoded_tokens if timings else None,
             # Times are 0 if the instance reports only tokens, as on /v1/messages.
-            "engine_prefill_ms": timings.prompt_ms or None,
-            "engine_decode_ms": timings.decode_ms or None,
-            "drafted_tokens": timings.drafted_tokens,
-            "accepted_tokens": timings.accepted_tokens,
+            "engine_prefill_ms": (timings.prompt_ms or None) if timings else None,
+            "engine_decode_ms": (timings.decode_ms or None) if timings else None,
+            "drafted_tokens": timings.drafted_tokens if timings else None,
+            "accepted_tokens": timings.accepted_tokens if timings else None,
         }
 
 

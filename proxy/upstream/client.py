@@ -16,7 +16,6 @@ import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from http import HTTPStatus
 from typing import Final, Self, cast
 
 from multidict import CIMultiDict
@@ -139,7 +138,7 @@ class UpstreamResponse(asyncio.Protocol):
         except BaseException:
             self.close()
             raise
-        if self.status == HTTPStatus.UNAUTHORIZED:
+        if self.status == 401:
             self.close()
             # A 401 would tell the client that its own key is wrong.
             reason = "see its key_file" if upstream.node else "is something else on its port?"
