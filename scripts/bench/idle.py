@@ -55,9 +55,13 @@ def main() -> int:
     options = parser.parse_args()
     seconds = options.seconds
     with tempfile.TemporaryDirectory(prefix="c") as directory:
-        corral = CorralCli(Path(directory), adaptive=True)
+        # No variable with a setting: what reads these takes memory.
+        corral = CorralCli(Path(directory), measure_threads=True, adaptive=True)
         model = tiny_gguf.make(Path(directory) / "tiny.gguf")
-        corral.configure(f'[models.tiny]\npath = "{model}"\nreplicas = {ENGINES}\n')
+        corral.configure(
+            f'[models.tiny]\npath = "{model}"\nreplicas = {ENGINES}\n'
+            "[supervisor]\nmeasure_threads = false\n"
+        )
         corral.ok("start")
         time.sleep(SETTLED_S)
         cost = measure(psutil.Process(corral.daemon_pid), seconds)

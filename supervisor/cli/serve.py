@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType, MappingProxyType
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from supervisor.log import Sink
     from supervisor.settings.load import Loaded
 
+_CERTIFICATES: Final = "SSL_CERT_FILE"
 # Without the tables of columns, which take 0.7 MB, tracebacks name only lines.
 DAEMON: Final = ("-X", "no_debug_ranges", "-m", "supervisor.cli.serve")
 
@@ -112,6 +113,22 @@ def settings_options(config: Path | None, listen: str | None) -> list[str]:
     return [*named, "--listen", listen] if listen else named
 
 
+def import_daemon() -> None:
+    """Import the daemon, the longest part of a start, without the system's certificates.
+
+    aiohttp reads them into 2 MB of memory for a client that talks to engines alone; `system_tls`
+    reads them when a node needs them. Source: OpenSSL, SSL_CTX_set_default_verify_paths(3).
+    """
+    certificates = os.environ.get(_CERTIFICATES)
+    os.environ[_CERTIFICATES] = os.devnull
+    try:
+        import supervisor.daemon.daemon  # noqa: F401
+    finally:
+        del os.environ[_CERTIFICATES]
+        if certificates is not None:
+            os.environ[_CERTIFICATES] = certificates
+
+
 def serve(
     words: Sequence[str],
     config: Path | None,
@@ -139,9 +156,8 @@ def serve(
         models = targets.loaded.settings.models
         preloaded = [name for name in targets.names if models[name].preload]
         wanted = () if report.is_open else named or preloaded
-        if is_desktop:
-            with exit_with_starter(0):  # the longest import of a start needs no clean-up
-                import supervisor.daemon.daemon  # noqa: F401
+        with exit_with_starter(0) if is_desktop else nullcontext():  # it needs no clean-up
+            import_daemon()
         with _log_sink(where, to_file=report.is_open) as sink:
             new_daemon = partial(
                 _daemon, targets, listen, where, sink, notifier, is_desktop=is_desktop

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import plistlib
 import stat
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -228,6 +227,8 @@ _RESTART_S: Final = 15
 
 
 def launch_agent(facts: ServiceFacts, log: str) -> str:
+    import plistlib  # noqa: PLC0415 (an XML parser, which the daemon would keep in memory)
+
     content = {
         "Label": NAME,
         "ProgramArguments": list(facts.serve),

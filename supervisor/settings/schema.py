@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from proxy.common.toml_types import ExpandedPath, SettingsTable, Text
 from proxy.nodes.settings import NodeSettings
@@ -171,12 +170,10 @@ class FoundModel(ModelSettings):
     preload: bool = False
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """All settings."""
 
-    model_config = SettingsConfigDict(
-        extra="forbid", frozen=True, env_prefix="CORRAL_", env_nested_delimiter="__"
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     engine: EngineField | None = None
     """an installed build such as b10434, or the path of llama-server or of llama.cpp's llama;
@@ -198,18 +195,6 @@ class Settings(BaseSettings):
     """other machines whose models are served too"""
     workers: dict[tables.WorkerName, tables.WorkerSettings] = Field(default_factory=dict)
     """RPC servers that compute layers for models here"""
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],  # noqa: ARG003 (pydantic-settings names the parameters)
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003 (as above)
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 (as above)
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 (as above)
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return a single source: `merge` reads the others itself to know their origins."""
-        return (init_settings,)
 
     @property
     def models_dirs(self) -> tuple[Path, ...]:

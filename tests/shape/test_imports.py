@@ -1,9 +1,12 @@
 """What import-linter cannot say: imports that cost a running daemon memory or time."""
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -25,9 +28,24 @@ def test_a_daemon_does_not_load_what_it_may_not_need(tiny_model: Path, tmp_path:
         "from supervisor.models import metadata\n"
         f"metadata.read(Path({str(tiny_model)!r}), cache_dir=Path({str(tmp_path)!r}))\n"
         "unneeded = {'numpy', 'httpx', 'huggingface_hub', 'dns', 'zeroconf', 'opentelemetry'}\n"
+        "unneeded |= {'plistlib', 'pydantic_settings'}\n"
         "sys.exit(bool(unneeded & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", program], check=False, cwd=ROOT)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("given", [None, "/nonexistent.pem"])
+def test_a_daemon_does_not_keep_the_certificates_of_the_system(given: str | None) -> None:
+    program = (
+        "import os, sys; from supervisor.cli.serve import import_daemon\n"
+        "import_daemon(); from aiohttp import connector\n"
+        f"assert os.environ.get('SSL_CERT_FILE') == {given!r}\n"
+        "sys.exit(connector._SSL_CONTEXT_VERIFIED.cert_store_stats()['x509'])"
+    )
+    environ = {name: value for name, value in os.environ.items() if name != "SSL_CERT_FILE"}
+    environ |= {"SSL_CERT_FILE": given} if given else {}
+    done = subprocess.run([sys.executable, "-c", program], check=False, cwd=ROOT, env=environ)
     assert done.returncode == 0
 
 
