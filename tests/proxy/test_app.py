@@ -368,7 +368,6 @@ async def test_a_request_is_logged_once_when_it_ends(proxy: ProxyHarness) -> Non
         "cache_cause": None,
         "cache_tier": None,
         "cache": None,
-        "rules": None,
     }
     assert len(proxy.emitted) == 1
 
