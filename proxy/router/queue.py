@@ -619,7 +619,7 @@ class SlotAssignment:
         """Note that a request takes no slot now, although one is free."""
         moves_in_s = math.inf if moves_in_s is None else moves_in_s
         self.recheck_in_s = min(self.recheck_in_s, moves_in_s, *held.values())
-        if queued.withheld:
+        if queued.withheld and not queued.request.is_background:
             self.holds.note_withheld(queued.withheld, now_s)
             if queued.held_since_s is None:
                 queued.held_since_s = now_s

@@ -108,7 +108,8 @@ class SlotHolds:
             if oldest.ended_at_s > now_s - PAUSE_ENDS_S[-1] and len(self.expected) < _CALLED_MAX:
                 break
             self._note_return(oldest, math.inf)
-        if conversation is None or lease.slot is None or not self._max_s:
+        may_hold = self._max_s and lease.slot and lease.instance.in_service
+        if conversation is None or not may_hold:
             return
         self.expected[conversation] = hold = SlotHold(lease, conversation, tools, tokens)
         hold.shares = self._measures.tool_pauses.shares(hold.client, tools)

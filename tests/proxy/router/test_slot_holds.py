@@ -295,6 +295,39 @@ def test_an_instance_that_leaves_service_ends_its_holds() -> None:
     virtual(main())
 
 
+def test_an_instance_out_of_service_holds_nothing() -> None:
+    async def main() -> None:
+        found, order = router(), list[str]()
+        agent = Turns(found)
+        await agent.learn()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(agent.ask())
+            await asyncio.sleep(0.5)
+            found.withdraw("chat.1")
+        assert found.forget("chat.1")
+        found.admit(upstream("chat.2"))
+        assert (await stranger(found, order)).hold_wait_s == 0
+        assert not found.queues["chat"].holds.active
+
+    virtual(main())
+
+
+def test_work_of_our_own_takes_no_held_slot_and_is_no_reason_to_hold() -> None:
+    async def main() -> None:
+        found = router()
+        agent = Turns(found)
+        await agent.learn()
+        await agent.ask()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.4), found.background_lease("chat.1"):
+                pytest.fail("the slot is held")
+        await asyncio.sleep(0.1)
+        assert (await agent.ask()).held_s == 0
+        assert counts(found) == {}
+
+    virtual(main())
+
+
 def test_a_request_of_higher_priority_gets_the_slot() -> None:
     async def main() -> None:
         found, order = router(), list[str]()
