@@ -61,6 +61,7 @@ class Deployment:
         replicas: Engines; `sticky` has two models of one each.
         share_caches: As in `[proxy]`, with five API keys; empty: without keys.
         program: The rival's; None: it is no rival.
+        proxy: Further settings of `[proxy]`.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Deployment:
     replicas: int = 2
     share_caches: str = ""
     program: str | None = None
+    proxy: Mapping[str, object] = field(default_factory=dict, hash=False)
 
     def with_flags(self, flags: Flags) -> Deployment:
         return replace(self, flags={**self.flags, **flags})
@@ -157,6 +159,17 @@ def run(
         counted = asyncio.run(new_tokens.count(corral.url, result.turns, headers))
         result.new, result.distinct = counted
         return result
+
+
+@contextmanager
+def reaching(deployment: Deployment, model: Path) -> Iterator[str]:
+    """Serve for the length of the block, which gets the URL."""
+    with ExitStack() as stack:
+        if deployment.program:
+            url, _ = stack.enter_context(_rival(deployment, model))
+        else:
+            url = stack.enter_context(serving(deployment, model)).url
+        yield url
 
 
 @contextmanager
@@ -248,6 +261,8 @@ def _settings(deployment: Deployment, model: Path, keys: Path) -> str:
     replicas = 1 if is_sticky else deployment.replicas
     text = f'[proxy]\nlisten = "127.0.0.1:0"\npolicy = "{policy}"\n'
     text += f"route_by_speed = {_toml(deployment.route_by_speed)}\n"
+    if deployment.proxy:
+        text += f"{_lines(deployment.proxy)}\n"
     if deployment.share_caches:
         text += f'share_caches = "{deployment.share_caches}"\napi_keys_file = "{keys}"\n'
     text += f"\n[supervisor]\n{_lines(deployment.supervisor)}\n"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,8 +20,8 @@ from numpy.typing import NDArray
 from support import tiny_gguf
 
 _EMBD: Final = 64
-_FF: Final = 64
-_HEADS: Final = 2
+# Of a head.
+_WIDTH: Final = 32
 ANSWER: Final = "The word in the notes is heron."
 
 
@@ -56,6 +57,7 @@ class Line:
     start: str
     text: str
     otherwise: str = ""  # what is said if a grammar forbids the text
+    words: int = 0  # Tokens that are said before the text.
 
 
 def script(commands: Sequence[str]) -> list[Line]:
@@ -104,41 +106,54 @@ def make(path: Path, vocabulary_of: Path, commands: Sequence[str], *, ctx: int) 
     return write(path, vocabulary_of, script(commands), template(len(commands)), ctx=ctx)
 
 
-def write(
-    path: Path, vocabulary_of: Path, lines: Sequence[Line], chat_template: str, *, ctx: int
+def write(  # noqa: PLR0913 (all by name)
+    path: Path,
+    vocabulary_of: Path,
+    lines: Sequence[Line],
+    chat_template: str,
+    *,
+    ctx: int,
+    layers: int = 1,
+    embd: int = _EMBD,
 ) -> Path:
-    """Write a model with the vocabulary of another one and the tokens of its script."""
+    """Write a model with the vocabulary of another one and the tokens of its script.
+
+    `layers` and `embd` determine what a token costs.
+    """
     fields = gguf.GGUFReader(vocabulary_of).fields
     tokens: list[str] = list(fields["tokenizer.ggml.tokens"].contents())
     types: list[int] = list(fields["tokenizer.ggml.token_type"].contents())
     end = tokens.index("<|im_end|>")
     follows: list[tuple[int, int, float]] = []  # with a weight
-    for line in lines:
-        start, said = len(tokens), len(tokens) + 1
-        tokens += [line.start, _written(line.text)]
-        types += [gguf.TokenType.CONTROL, gguf.TokenType.NORMAL]
-        follows += [(start, said, 1.0), (said, end, 1.0)]
+    for number, line in enumerate(lines):
+        words = [f"hm{number}-{word} " for word in range(line.words)]
+        said = [line.start, *map(_written, [*words, line.text])]
+        first = len(tokens)
+        tokens += said
+        types += [gguf.TokenType.CONTROL, *[gguf.TokenType.NORMAL] * (len(said) - 1)]
+        order = [*range(first, len(tokens)), end]
+        follows += [(before, after, 1.0) for before, after in pairwise(order)]
         if line.otherwise:
-            follows += [(start, len(tokens), 0.5), (len(tokens), end, 1.0)]
+            follows += [(order[-3], len(tokens), 0.5), (len(tokens), end, 1.0)]
             tokens.append(_written(line.otherwise))
             types.append(gguf.TokenType.NORMAL)
     writer = gguf.GGUFWriter(path, "llama")
-    _add_facts(writer, ctx)
+    _add_facts(writer, ctx, layers, embd)
     _add_vocabulary(writer, fields, tokens, types, end)
     writer.add_chat_template(chat_template)
-    tiny_gguf.write(writer, _tensors(len(tokens), follows).items())
+    tiny_gguf.write(writer, _tensors(len(tokens), follows, layers, embd).items())
     return path
 
 
-def _add_facts(writer: Any, ctx: int) -> None:
+def _add_facts(writer: Any, ctx: int, layers: int, embd: int) -> None:
     writer.add_name("scripted")
     writer.add_context_length(ctx)
-    writer.add_embedding_length(_EMBD)
-    writer.add_block_count(1)
-    writer.add_feed_forward_length(_FF)
-    writer.add_head_count(_HEADS)
+    writer.add_embedding_length(embd)
+    writer.add_block_count(layers)
+    writer.add_feed_forward_length(embd)
+    writer.add_head_count(embd // _WIDTH)
     writer.add_head_count_kv(1)
-    writer.add_rope_dimension_count(_EMBD // _HEADS)
+    writer.add_rope_dimension_count(_WIDTH)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
 
@@ -166,27 +181,36 @@ def _written(text: str) -> str:
     return "".join(letters[byte] for byte in text.encode())
 
 
-def _tensors(tokens: int, follows: Sequence[tuple[int, int, float]]) -> dict[str, NDArray[Any]]:
+def _tensors(
+    tokens: int, follows: Sequence[tuple[int, int, float]], layers: int, embd: int
+) -> dict[str, NDArray[Any]]:
     random = np.random.default_rng(0)
-    embedding = random.standard_normal((tokens, _EMBD)).astype(np.float16)
-    output = np.zeros((tokens, _EMBD), np.float16)
+    embedding = random.standard_normal((tokens, embd)).astype(np.float16)
+    output = np.zeros((tokens, embd), np.float16)
     for before, after, weight in follows:
         output[after] += np.float16(weight) * embedding[before]
     nothing = {
-        "attn_q": (_EMBD, _EMBD),
-        "attn_k": (_EMBD // _HEADS, _EMBD),
-        "attn_v": (_EMBD // _HEADS, _EMBD),
-        "attn_output": (_EMBD, _EMBD),
-        "ffn_gate": (_FF, _EMBD),
-        "ffn_up": (_FF, _EMBD),
-        "ffn_down": (_EMBD, _FF),
+        "attn_q": (embd, embd),
+        "attn_k": (_WIDTH, embd),
+        "attn_v": (_WIDTH, embd),
+        "attn_output": (embd, embd),
+        "ffn_gate": (embd, embd),
+        "ffn_up": (embd, embd),
+        "ffn_down": (embd, embd),
     }
-    one = np.ones(_EMBD, np.float32)
+    ones = np.ones(embd, np.float32)
     return {
         "token_embd.weight": embedding,
-        "output_norm.weight": one,
+        "output_norm.weight": ones,
         "output.weight": output,
-        "blk.0.attn_norm.weight": one,
-        "blk.0.ffn_norm.weight": one,
-        **{f"blk.0.{name}.weight": np.zeros(shape, np.float16) for name, shape in nothing.items()},
+        **{
+            f"blk.{layer}.{name}.weight": ones
+            for layer in range(layers)
+            for name in ("attn_norm", "ffn_norm")
+        },
+        **{
+            f"blk.{layer}.{name}.weight": np.zeros(shape, np.float16)
+            for layer in range(layers)
+            for name, shape in nothing.items()
+        },
     }
