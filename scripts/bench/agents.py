@@ -80,6 +80,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=101)
     parser.add_argument("--caches", action="store_true", help="host cache and slot files")
+    parser.add_argument("--tiny", action="store_true", help="a tenth of the work for each token")
     parser.add_argument("--smg", metavar="PATH", help="program of PyPI's smg")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
     options = parser.parse_args()
@@ -94,10 +95,10 @@ def main() -> int:
     if options.smg:
         rival = replace(SMG, program=options.smg).with_flags({"parallel": 2})
         deployments.insert(0, rival)
-    turns = (5, 9) if options.quick else (12, 40)
+    turns = (4, 8) if options.quick else (12, 40)
     outcomes: dict[str, list[_Outcome]] = {deployment.name: [] for deployment in deployments}
     with tempfile.TemporaryDirectory(prefix="corral-") as directory:
-        model = _write_model(Path(directory, "agents.gguf"))
+        model = _write_model(Path(directory, "agents.gguf"), is_tiny=options.tiny)
         for number in range(1 if options.quick else options.rounds):
             for deployment in deployments if number % 2 == 0 else reversed(deployments):
                 with reaching(deployment, model) as url:
@@ -112,7 +113,7 @@ def main() -> int:
     return 1 if found.missed else 0
 
 
-def _write_model(path: Path) -> Path:
+def _write_model(path: Path, *, is_tiny: bool) -> Path:
     calls = [
         scripted_model.Line(
             f"{_CALL}{name}|>",
@@ -123,8 +124,9 @@ def _write_model(path: Path) -> Path:
     ]
     answer = scripted_model.Line(_ANSWER, "That is all.", words=_ANSWER_TOKENS)
     vocabulary_of = pinned.find_pin("smollm2").path(directories().models)
+    layers, embd = (4, 256) if is_tiny else (16, 384)
     return scripted_model.write(
-        path, vocabulary_of, [*calls, answer], _TEMPLATE, ctx=16384, layers=16, embd=384
+        path, vocabulary_of, [*calls, answer], _TEMPLATE, ctx=16384, layers=layers, embd=embd
     )
 
 

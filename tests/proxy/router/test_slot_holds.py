@@ -150,9 +150,14 @@ class Turns:
 
 
 async def stranger(
-    found: Router, order: list[str], name: str = "stranger", priority: Priority = "interactive"
+    found: Router,
+    order: list[str],
+    name: str = "stranger",
+    priority: Priority = "interactive",
+    question: str = "a short question",
 ) -> Lease:
-    async with found.lease(ask(f"a question of {name}", client=name, priority=priority)) as lease:
+    request = ask(f"{name} has {question}", client=name, priority=priority)
+    async with found.lease(request) as lease:
         order.append(name)
         found.finish(lease, Completion(Timings(0, 10, 20.0, 20, 400.0), PLAIN))
     return lease
@@ -217,7 +222,7 @@ def test_a_hold_ends_when_its_time_is_over() -> None:
         agent = Turns(found)
         await agent.learn()
         await agent.ask()
-        lease = await stranger(found, order)
+        lease = await stranger(found, order, question="a long question " * 400)
         assert 0.5 <= lease.hold_wait_s < 5
         assert counts(found) == {"expired": 1}
         await asyncio.sleep(20)
