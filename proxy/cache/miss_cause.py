@@ -271,8 +271,8 @@ class _Client:
     latest: deque[Conversation] = field(default_factory=lambda: deque(maxlen=_LATEST_OF_CLIENT))
     cause: str | None = None
     repeated: int = 0
-    # Of the latest part that the client changed, by its role.
-    values: dict[str, ValueHashes] = field(default_factory=dict)
+    # Of the latest part that the client changed, by its role: its hash, and those of its values.
+    values: dict[str, tuple[int, ValueHashes]] = field(default_factory=dict)
 
 
 class RecentPrompts:
@@ -348,9 +348,11 @@ class RecentPrompts:
         role, known = prompt.outline.role(part), self._client(earlier.client).values
         same_bytes = BLOCK_BYTES * shared_blocks(earlier.blocks, prompt.blocks)
         same_bytes = max(same_bytes, sum(prompt.outline.sizes_bytes[:part]))
-        changes, known[role] = find_changes(
-            kind, members, prompt.outline, part, same_bytes, known.get(role)
-        )
+        part_hash, before = known.get(role, (0, None))
+        if part_hash != earlier.outline.hashes[part]:  # the values of another prompt
+            before = None
+        changes, values = find_changes(kind, members, prompt.outline, part, same_bytes, before)
+        known[role] = prompt.outline.hashes[part], values
         return found._replace(changes=changes)
 
     def _client(self, client: int) -> _Client:

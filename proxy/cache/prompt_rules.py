@@ -25,6 +25,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
+from types import MappingProxyType
 from typing import Any, Final
 
 from xxhash import xxh3_64_intdigest
@@ -63,8 +64,12 @@ _PART_BYTES: Final = len(b"system\x1ftext\x1f")
 _Value = tuple[ChangeKind, int, int]
 # The hash of a text without its values, and the hash of each value.
 ValueHashes = tuple[int, Sequence[int]]
-# As ValueHashes, with the values themselves, by text.
-Frozen = tuple[tuple[int, ...], tuple[str, ...]]
+# The values of a session's first request with each system prompt, by the hashes of its texts
+# without values.
+Frozen = Mapping[tuple[int, ...], tuple[str, ...]]
+_NOTHING: Final[Frozen] = MappingProxyType({})
+# A session may ask for titles with another system prompt; the oldest goes first.
+_FROZEN_MAX: Final = 8
 Members = dict[str, Any]
 
 
@@ -174,8 +179,8 @@ _SYSTEM_ROLES: Final = frozenset({"system", "developer"})
 
 
 def apply_rules(
-    rules: Sequence[str], kind: EndpointKind, members: Members, frozen: Frozen | None = None
-) -> tuple[Members, tuple[str, ...], Frozen | None]:
+    rules: Sequence[str], kind: EndpointKind, members: Members, frozen: Frozen = _NOTHING
+) -> tuple[Members, tuple[str, ...], Frozen]:
     """Return the members, the rules that changed them, and what later requests are frozen to.
 
     The same members if nothing changes.
@@ -204,16 +209,17 @@ def apply_rules(
 
 
 def _freeze(
-    texts: Sequence[str], kinds: Sequence[str], frozen: Frozen | None
+    texts: Sequence[str], kinds: Sequence[str], frozen: Frozen
 ) -> tuple[list[str], list[str], Frozen]:
     """Replace values by frozen ones if the texts differ in nothing else; otherwise freeze them."""
     values = [values_of(text, kinds) for text in texts]
     mask = tuple(map(_mask, texts, values))
-    if frozen is None or frozen[0] != mask:
+    if mask not in frozen:
         spans = zip(texts, values, strict=True)
         kept = tuple(text[start:end] for text, found in spans for _, start, end in found)
-        return [*texts], [], (mask, kept)
-    first, written, changed = iter(frozen[1]), [], dict[str, None]()
+        latest = [*frozen.items()][-_FROZEN_MAX + 1 :]
+        return [*texts], [], {**dict(latest), mask: kept}
+    first, written, changed = iter(frozen[mask]), [], dict[str, None]()
     for text, found in zip(texts, values, strict=True):
         pieces, at = [], 0
         for kind, start, end in found:
@@ -341,7 +347,9 @@ class PromptRules:
         """
         key = _hash(f"{client}\0{session or _first_message(kind, members)}")
         with self._lock:
-            members, applied, frozen = apply_rules(rules, kind, members, self._frozen.get(key))
+            members, applied, frozen = apply_rules(
+                rules, kind, members, self._frozen.get(key, _NOTHING)
+            )
             if frozen:
                 self._frozen[key] = frozen
                 self._frozen.move_to_end(key)

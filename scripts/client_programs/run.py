@@ -12,7 +12,7 @@ import argparse
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,6 +22,7 @@ from support.corral_cli import CorralCli
 from scripts.client_programs import scripted_model
 from scripts.client_programs.clients import CLIENTS, Client, own_files
 from scripts.client_programs.packages import environment, install
+from supervisor.clients.programs import CLIENTS as CLIENT_PROGRAMS
 from supervisor.models import pinned
 from supervisor.output import table
 from supervisor.system.paths import directories
@@ -39,7 +40,7 @@ _SETTINGS: Final = """
 path = "{path}"
 [models.{name}.flags]
 ctx-size = {ctx}
-parallel = 1
+parallel = {slots}
 threads = 2
 cache-ram = 256
 """
@@ -66,9 +67,19 @@ class Outcome:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("clients", nargs="*", metavar="CLIENT")
+    parser.add_argument(
+        "--sessions",
+        type=int,
+        metavar="N",
+        help="only measure what N sessions find in the cache, with prompt rules and without",
+    )
     parser.add_argument("--keep", action="store_true", help="print what each client printed")
     options = parser.parse_args()
     chosen = [client for client in CLIENTS if not options.clients or client.name in options.clients]
+    if options.sessions:
+        rows_of = [_measure(client, options.sessions, is_verbose=options.keep) for client in chosen]
+        print(table(_MEASURED, [row for rows in rows_of for row in rows]))
+        return 0
     rows: list[tuple[str, str, str]] = []
     has_failed = False
     for client in chosen:
@@ -77,6 +88,40 @@ def main() -> int:
             rows.append((client.name, found.check, "yes" if found.is_met else found.detail))
     print(table(("CLIENT", "CHECK", ""), rows))
     return int(has_failed)
+
+
+_MEASURED: Final = (
+    "CLIENT",
+    "PROMPT RULES",
+    "REQUESTS",
+    "PROMPT",
+    "FOUND",
+    "FIRST PROMPT",
+    "FOUND",
+)
+
+
+def _measure(client: Client, sessions: int, *, is_verbose: bool) -> list[tuple[object, ...]]:
+    """Return the prompt tokens of all sessions but the first, and those found in the cache.
+
+    The last two columns are of the longest new prompt of each session, its own instructions.
+    """
+    programs = install(client.package, is_python=client.is_python)
+    known = next(program for program in CLIENT_PROGRAMS if program.name == client.name)
+    rows: list[tuple[object, ...]] = []
+    for rules in dict.fromkeys(((), known.prompt_rules)):
+        with tempfile.TemporaryDirectory(prefix="cl") as name:
+            run = _Run(client, programs, Path(name), is_verbose=is_verbose)
+            try:
+                found = run.sessions(sessions, {known.agent: list(rules)} if rules else {})
+            finally:
+                run.corral.end()
+        later = [request for session in found[1:] for request in session]
+        firsts = [max(session, key=sum) for session in found[1:]]
+        sums = [[sum(column) for column in zip(*part, strict=True)] for part in (later, firsts)]
+        figures = [figure for new, cached in sums for figure in (new + cached, cached)]
+        rows.append((client.name, " ".join(rules) or "none", len(later), *figures))
+    return rows
 
 
 def _checks(client: Client, *, is_verbose: bool) -> list[Outcome]:
@@ -113,6 +158,37 @@ class _Run:
         (self._work / "notes.txt").write_text("The word is heron.\n")
         (self._work / "big.txt").write_text("heron and another bird\n" * (_BIG_WORDS // 4))
 
+    def sessions(
+        self, count: int, rules: Mapping[str, Sequence[str]]
+    ) -> list[list[tuple[int, int]]]:
+        """Run sessions; return of each the new and the cached tokens of its requests' prompts.
+
+        Of each session, only requests without answers: its first one and those for titles.
+        """
+        smollm2 = pinned.fetch(pinned.find_pin("smollm2"), directories().models, lambda *_: None)
+        wide = scripted_model.make(self._models / "wide.gguf", smollm2, COMMANDS, ctx=_WIDE_TOKENS)
+        lines = [f"{client} = {list(names)}" for client, names in rules.items()]
+        settings = "\n".join(["[proxy.prompt_rules]", *lines]) if rules else ""
+        # One slot beside, for titles.
+        self._serve([("wide", wide, _WIDE_TOKENS)], settings, slots=2)
+        found: list[list[tuple[int, int]]] = []
+        seen = 0
+        for number in range(count):
+            self._work = self._models / f"project{number}"
+            self._work.mkdir()
+            (self._work / "notes.txt").write_text("The word is heron.\n")
+            self._call(self._client.first("wide", f"Read notes.txt and tell word {number}."))
+            finished = self.corral.events("request.finished")
+            mine, seen = finished[seen:], len(finished)
+            begun = [
+                request for request in mine if not (request.get("cache") or {}).get("is_continued")
+            ]
+            tokens = [
+                (request.get("prompt_tokens"), request.get("cached_tokens")) for request in begun
+            ]
+            found.append([(new or 0, cached or 0) for new, cached in tokens] or [(0, 0)])
+        return found
+
     def all(self) -> list[Outcome]:
         smollm2 = pinned.fetch(pinned.find_pin("smollm2"), directories().models, lambda *_: None)
         found = self._agent(smollm2) if self._client.has_tools else []
@@ -131,11 +207,16 @@ class _Run:
         self._serve([("narrow", narrow, narrow_ctx)])
         return [*found, self._full()]
 
-    def _serve(self, models: Sequence[tuple[str, Path, int]]) -> None:
-        tables = [_SETTINGS.format(name=name, path=path, ctx=ctx) for name, path, ctx in models]
+    def _serve(
+        self, models: Sequence[tuple[str, Path, int]], more: str = "", slots: int = 1
+    ) -> None:
+        tables = [
+            _SETTINGS.format(name=name, path=path, ctx=ctx, slots=slots)
+            for name, path, ctx in models
+        ]
         if self.corral.is_running():
             self.corral.ok("stop")
-        self.corral.configure("".join(tables))
+        self.corral.configure("".join([*tables, more]))
         self.corral.ok("start")
         self.corral.ok("connect", self._client.name, "--write")
 

@@ -197,6 +197,11 @@ def test_frozen_values_are_those_of_the_first_request() -> None:
     other = chat("Now it is 9:18 on 2026-11-24.")
     third, applied, frozen = apply_rules(rules, KIND_CHAT, other, frozen)
     assert (third, applied) == (other, ())
+    again, applied, frozen = apply_rules(rules, KIND_CHAT, then, frozen)
+    assert (again, applied) == (second, ("freeze:time",))
+    for number in range(20):
+        _, _, frozen = apply_rules(rules, KIND_CHAT, chat(f"Prompt {chr(97 + number)}."), frozen)
+    assert len(frozen) == 8
 
 
 def test_a_system_message_without_text_stays_beside_a_changed_one() -> None:

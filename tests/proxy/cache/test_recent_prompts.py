@@ -9,6 +9,7 @@ import pytest
 from proxy.cache.holders import Conversation, Run
 from proxy.cache.miss_cause import RecentPrompt, RecentPrompts, client_hash, recent_prompt
 from proxy.cache.prompt import Prompt, read_prompt
+from proxy.observe.cache_finding import CacheFinding, Cause
 from proxy.upstream.endpoint_kinds import EndpointKind
 
 RULES = "Answer briefly, and only what you know. " * 20
@@ -94,3 +95,26 @@ def test_the_store_is_bounded() -> None:
 def test_equal_causes_of_a_client_are_counted(recent: RecentPrompts) -> None:
     assert [recent.count_repetitions(ME, prompt) for prompt in "aab"] == [1, 2, 1]
     assert recent.count_repetitions(OTHER, "b") == 1
+
+
+def tools(*names: str) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": {"name": name}} for name in names]
+
+
+def test_changes_are_named_exactly_only_against_the_prompt_that_is_remembered(
+    recent: RecentPrompts,
+) -> None:
+    def change(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> str:
+        system = {"role": "system", "content": RULES}
+        members = [{"messages": [system], "tools": given} for given in (before, now)]
+        earlier, later = (read_prompt(EndpointKind.CHAT, "chat", given) for given in members)
+        assert earlier
+        assert later
+        kept = recent_prompt("a", RUN, earlier, None, (0.0, 100), ME)
+        found = CacheFinding(Cause.TOOLS_CHANGED, 100, 0, 100, role="tools")
+        found = recent.with_changes(found, kept, later, EndpointKind.CHAT, members[1])
+        return found.changes[0][0]
+
+    assert change(tools("a", "b"), tools("b", "a")) == "tools"
+    assert change(tools("b", "a"), tools("a", "b")) == "order"
+    assert change([], tools("b", "a")) == "tools"
