@@ -52,6 +52,8 @@ class Engine:
     rendered: list[Mapping[str, Any]] = field(default_factory=list)
     prefills: list[Mapping[str, Any]] = field(default_factory=list)
     left: asyncio.Event = field(default_factory=asyncio.Event)
+    may_answer: asyncio.Event = field(default_factory=asyncio.Event)
+    order: list[str] = field(default_factory=list)  # what it began to compute
 
     async def answer(self, call: Call) -> None:
         path, body = call.line.split()[1], json.loads(call.body or b"{}")
@@ -71,6 +73,10 @@ class Engine:
             await self._message(call, body)
         else:
             self.chats.append(body)
+            self.order.append("chat")
+            if self.hangs and len(self.chats) > 1:
+                await self.may_answer.wait()
+                self.order.append("answer")
             timings = self._compute(list(render(body["messages"]).encode()))
             self.held += [0] * 40  # the answer with its reasoning
             choice = {"index": 0, "message": self.reply, "finish_reason": "stop"}
@@ -79,6 +85,7 @@ class Engine:
 
     async def _prefill(self, call: Call, body: dict[str, Any]) -> None:
         self.prefills.append(body)
+        self.order.append("ahead")
         await call.begin_stream()
         if self.hangs:
             await call.until_left()
@@ -175,6 +182,7 @@ async def test_a_wrong_guess_is_counted_and_the_next_one_is_right(proxy: ProxyHa
 
 async def test_a_request_aborts_the_work_at_once_and_has_its_slot(proxy: ProxyHarness) -> None:
     engine = Engine(REPLY, hangs=True)
+    engine.may_answer.set()
     await serve(proxy, engine)
     await chat(proxy, next_turn(REPLY)[:1])
     await until(lambda: bool(engine.prefills))
@@ -182,6 +190,23 @@ async def test_a_request_aborts_the_work_at_once_and_has_its_slot(proxy: ProxyHa
     await engine.left.wait()
     assert engine.chats[1]["id_slot"] == engine.prefills[0]["id_slot"] == SLOT
     assert proxy.router.next_turns.counts["chat"].aborted >= 1
+
+
+@pytest.mark.parametrize("is_recurrent", [True, False])
+async def test_nothing_is_computed_ahead_from_the_arrival_of_a_request_to_its_answer(
+    proxy: ProxyHarness, *, is_recurrent: bool
+) -> None:
+    """The engine's own order of prompts tells it, whatever the machine's speed."""
+    engine = Engine({**REPLY, "content": "a river " * 40}, hangs=True)
+    await serve(proxy, engine, is_recurrent=is_recurrent)
+    await chat(proxy, next_turn(REPLY)[:1])
+    await until(lambda: bool(engine.prefills))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(chat(proxy, [{"role": "user", "content": "another " * 99}]))
+        await engine.left.wait()
+        await until(lambda: len(engine.chats) == 2)
+        engine.may_answer.set()
+    assert engine.order[:4] == ["chat", "ahead", "chat", "answer"]
 
 
 async def test_an_answer_with_a_call_is_followed_by_its_result(proxy: ProxyHarness) -> None:
