@@ -35,7 +35,7 @@ from proxy.http.api_formats import data_event, event_bytes, parse_error
 from proxy.request.request import ProxyRequest
 from proxy.request.tools import Tools
 from proxy.upstream.endpoint_kinds import EndpointKind
-from proxy.upstream.http1 import Splitter, members_of
+from proxy.upstream.http1 import Splitter, data_of, members_of
 
 _UNPARSED: Final = re.compile(
     r"The model produced output that does not match|got exception: Unexpected empty grammar"
@@ -112,7 +112,7 @@ class CheckedCalls(EventTransform):
         piece = members_of(event)
         call: Call | None = None
         if piece is not None and "error" in piece:
-            self._note_failure(piece)
+            self._note_failure(_message_of(data_of(event)))
         elif piece is not None:
             self._last = piece
             call = self._read(piece)
@@ -140,7 +140,7 @@ class CheckedCalls(EventTransform):
 
     def refuse(self, status: int, headers: CIMultiDict[str], body: bytes) -> bytes:  # noqa: ARG002
         """Hold the error of an engine that could not parse the model's answer."""
-        self._note_failure({"error": parse_error(body) or {}})
+        self._note_failure(_message_of(body))
         if self.broken:
             raise Discarded
         return body
@@ -170,7 +170,7 @@ class CheckedCalls(EventTransform):
     def take(self, call: Call, status: int, body: bytes) -> None:
         """Take the response to `request_for`; the call keeps a fault if it is broken again."""
         if status != HTTPStatus.OK:
-            call.fault = str((parse_error(body) or {}).get("message"))[:400]
+            call.fault = _message_of(body)[:400]
             return
         try:
             answered = orjson.loads(body)
@@ -208,12 +208,10 @@ class CheckedCalls(EventTransform):
         call.arguments, call.fault = self.tools.mend(call.name, given, is_cut=is_cut)
         call.is_changed = call.arguments != given
 
-    def _note_failure(self, piece: Mapping[str, Any]) -> None:
+    def _note_failure(self, message: str) -> None:
         """Note the error in place of a call that the engine could not parse."""
-        error = piece["error"]
-        message = str(error.get("message") if isinstance(error, dict) else error)
         is_callable = self.tools.schemas and self._request.json.get("tool_choice") != "none"
-        if not _UNPARSED.match(message) or not is_callable or not self._is_message:
+        if not _UNPARSED.search(message) or not is_callable or not self._is_message:
             self._give_up()
             return
         self._is_unparsed = True
@@ -347,9 +345,10 @@ class CheckedCalls(EventTransform):
         last = self.calls[-1]
         pieces = []
         if last.text is not None:
-            pieces.append(_with_delta(body, {"content": last.text}))
+            pieces.append(_with_delta(body, {"role": "assistant", "content": last.text}))
         elif last.is_changed and self._is_unnamed:
-            pieces.append(_with_delta(body, {"tool_calls": [self._call_json(last)]}))
+            calls = [self._call_json(last)]
+            pieces.append(_with_delta(body, {"role": "assistant", "tool_calls": calls}))
         pieces.append(_with_delta(body, {}, "tool_calls" if last.text is None else "stop"))
         options = self._request.json.get("stream_options") or {}
         if options.get("include_usage") and (usage := (self._body or {}).get("usage")):
@@ -396,6 +395,12 @@ def _is_cut(body: Mapping[str, Any]) -> bool:
     """Whether a limit may have cut the answer; the Responses API of the engine never says so."""
     choices = body.get("choices") or ()
     return not choices or choices[0].get("finish_reason") == "length"
+
+
+def _message_of(body: bytes) -> str:
+    """Return the message of an error; in Ollama's API it is the error itself."""
+    error = parse_error(body)
+    return str(error.get("message")) if error else body.decode(errors="replace")
 
 
 def _text_of(body: Mapping[str, Any]) -> str:

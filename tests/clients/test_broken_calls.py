@@ -4,10 +4,13 @@ The model `broken` writes `{"city": }`, which the engine answers with an error.
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import anthropic
 import httpx
+import ollama
 import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
@@ -30,13 +33,15 @@ BROKEN = '{"city": "Os'
 
 
 @pytest.fixture
-def client(url: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        yield client
 
 
 @pytest.fixture
-def claude(url: str) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
+def claude(url: str) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client:
+        yield client
 
 
 def ask(client: openai.OpenAI, **members: Any) -> Any:
@@ -145,3 +150,19 @@ def test_a_broken_history_of_responses_is_repaired(client: openai.OpenAI) -> Non
     ]
     response = client.responses.create(model="strict", input=items, max_output_tokens=16)
     assert response.output_text
+
+
+@pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
+def test_ollamas_client_gets_a_good_call(url: str, *, is_stream: bool) -> None:
+    request: Any = {
+        "model": "broken",
+        "messages": [{"role": "user", "content": "Weather in Oslo?"}],
+        "tools": [TOOL],
+    }
+    with closing(ollama.Client(url)) as client:
+        if is_stream:
+            answers = list(client.chat(**request, stream=True))
+        else:
+            answers = [client.chat(**request)]
+    (call,) = (call for answer in answers for call in answer.message.tool_calls or ())
+    assert (call.function.name, call.function.arguments) == ("weather", {"city": "Oslo"})
