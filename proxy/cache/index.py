@@ -83,6 +83,7 @@ def merge_levels(levels: Levels, other: Levels) -> list[tuple[int, int]]:
 
 
 # Each conversation has some turn hashes and dozens of blocks.
+_ASSISTANT: Final = b"a"
 _BLOCKS_PER_HASH: Final = 8
 # Ended processes are forgotten in groups of this size, because it takes a scan of all beliefs.
 _ENDED_MAX: Final = 64
@@ -182,7 +183,10 @@ class PrefixIndex:
         if prompt is None:
             return NO_HINT
         hashes = reversed(prompt.turn_hashes)
-        conversation = self._conversations.find(hashes if session is None else (*hashes, session))
+        # A prompt without answers continues nothing: a client asks for a title in the same session.
+        labels = prompt.outline.labels
+        name = session if not labels or _ASSISTANT in labels else None
+        conversation = self._conversations.find(hashes if name is None else (*hashes, name))
         levels = self._prompts.levels(prompt.blocks)
         held = _expected_tokens(levels, self._by_ratio, prompt.tokens)
         owner = conversation.run.name if conversation else None

@@ -12,7 +12,8 @@ from support.requests import ask, upstream
 from proxy.cache.fingerprint import ConversationFingerprint, RestoredSlot
 from proxy.cache.holders import Conversation
 from proxy.cache.index import PrefixIndex
-from proxy.cache.prompt import Prompt
+from proxy.cache.prompt import Prompt, read_prompt
+from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.engine_state import SlotState
 from proxy.upstream.upstream import Timings, Upstream
 
@@ -95,6 +96,21 @@ def test_a_conversation_is_known_by_its_name_too() -> None:
     assign(prefix_index, upstream("a"), prompt("one"), 7)
     assert owner(prefix_index, prompt("quite", "something", "else"), 7) == "a"
     assert owner(prefix_index, prompt("quite"), 8) is None
+
+
+def test_a_first_prompt_is_no_turn_of_another_prompt_of_its_session() -> None:
+    def asked(system: str, *more: dict[str, str]) -> Prompt:
+        messages = [{"role": "system", "content": system * 20}, {"role": "user", "content": "hi"}]
+        read = read_prompt(EndpointKind.CHAT, "chat", {"messages": [*messages, *more]})
+        assert read
+        return read
+
+    prefix_index = belief("a", "b")
+    assign(prefix_index, upstream("a"), asked("Write a title. "), 7)
+    assign(prefix_index, upstream("b"), asked("Answer briefly. "), None)
+    assert owner(prefix_index, asked("Answer at length. "), 7) is None
+    answer = {"role": "assistant", "content": "Hello."}
+    assert owner(prefix_index, asked("Answer at length. ", answer), 7) == "a"
 
 
 def test_a_conversation_has_one_home_for_all_its_turns() -> None:
