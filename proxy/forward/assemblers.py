@@ -451,7 +451,7 @@ class EmbeddingUsage:
 
 
 # A few tokens: reading them together costs less, and each stream keeps little.
-_BATCH_BYTES: Final = 2048
+_BATCH_BYTES: Final = 4096
 # An engine's event that adds only text. The next ones differ in the text, and once a second in the
 # time after it.
 _TEXT_EVENT: Final = re.compile(

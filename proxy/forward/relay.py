@@ -280,7 +280,8 @@ class ResponseRelay:
             self._lease.unfinished = completed.partial_text()
             raise
         end = before + last
-        if _ENDS.get(self._request.kind, b"") not in end[-_END_BYTES:]:
+        # Not `in`, which first raises and drops a TypeError.
+        if end[-_END_BYTES:].find(_ENDS.get(self._request.kind, b"")) < 0:
             error = _last_error(end)
             if error is None:
                 await client_response.write(last)
