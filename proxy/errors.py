@@ -318,6 +318,7 @@ class Unfinished:
     text: str
     tokens: int  # number of events with text, one token each
     id: object  # the completion's id, as the client knows it
+    prompt_tokens: int = 0  # tokens of the prompt before it; 0 if unknown
 
 
 class UpstreamFailed(ProxyError):

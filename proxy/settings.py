@@ -391,6 +391,9 @@ class ProxySettings(SettingsTable):
     engine_ui: Address | None = None
     """HOST:PORT of a second address, with llama.cpp's own web UI and all APIs; unset: it is not
     served"""
+    batch_yields: bool = True
+    """whether a batch request gives up its slot while an interactive one waits for it; it goes on
+    from there afterwards"""
     batch: BatchSettings = BatchSettings()
     limits: RequestLimits = RequestLimits()
     stored_responses: StoredResponseSettings = StoredResponseSettings()

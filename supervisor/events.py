@@ -101,11 +101,11 @@ _TABLE: Final[Mapping[str, tuple[Level, str]]] = {
         "info",
         (
             "request client path model fallback_for instance slot kind streamed priority "
-            "conversation diverted status code cancelled attempts continued tool_calls duration_ms "
-            "queued_ms evict_ms load_ms slots_ms prefill_ms decode_ms stalled_ms other_ms "
-            "first_byte_ms first_token_ms bytes_out expected_cached_tokens cached_tokens "
-            "prompt_tokens decoded_tokens engine_prefill_ms engine_decode_ms drafted_tokens "
-            "accepted_tokens rules cache_cause cache_tier cache"
+            "conversation diverted status code cancelled attempts continued tool_calls yields "
+            "duration_ms queued_ms evict_ms load_ms slots_ms prefill_ms decode_ms paused_ms "
+            "stalled_ms other_ms first_byte_ms first_token_ms bytes_out expected_cached_tokens "
+            "cached_tokens prompt_tokens decoded_tokens engine_prefill_ms engine_decode_ms "
+            "drafted_tokens accepted_tokens rules cache_cause cache_tier cache"
         ),
     ),
     "batch.ended": ("info", "batch status total completed failed"),
@@ -119,7 +119,7 @@ _TABLE: Final[Mapping[str, tuple[Level, str]]] = {
         "warning",
         (
             "request client path model status code reason cancelled duration_ms queued_ms evict_ms "
-            "load_ms slots_ms prefill_ms decode_ms stalled_ms other_ms"
+            "load_ms slots_ms prefill_ms decode_ms paused_ms stalled_ms other_ms"
         ),
     ),
     "upstream.failed": ("warning", "request model instance phase error"),

@@ -116,7 +116,8 @@ def _phase(record: AccessRecord, leases: Sequence[LeaseStats], position: int | N
         return "ending"
     if record.model is None:
         return "reading"
-    return "queued" if position else "loading"
+    waits: Phase = "queued" if position else "loading"
+    return "paused" if record.yields else waits
 
 
 class Requests:

@@ -62,6 +62,10 @@ class Assembler(ResponseReader):
         """Whether the response is empty or incomplete because a stream may omit parts of it."""
         raise NotImplementedError
 
+    def partial_text(self) -> Unfinished | None:
+        """Return the text of an incomplete response; None if that is not all of it."""
+        return None
+
     def assemble(self) -> dict[str, Any]:
         """Return the whole response; raises InvalidEvent before it is complete."""
         if not self.is_complete:
@@ -510,7 +514,7 @@ class CompletedResponse:
         None if it has more than plain text, is too long, or ends within an event.
         """
         self._read_batch()
-        if isinstance(self._reader, ChatAssembler) and not self._splitter.take_rest():
+        if isinstance(self._reader, ChatAssembler) and self._splitter.is_between:
             return self._reader.partial_text()
         return None
 

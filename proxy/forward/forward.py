@@ -38,6 +38,7 @@ from proxy.errors import (
     ProxyError,
     Retry,
     ToolCallBroken,
+    Unfinished,
     UpstreamFailed,
     UpstreamShutDown,
     UpstreamTimeout,
@@ -52,14 +53,14 @@ from proxy.forward.relay import ResponseRelay, UpstreamRequestPlan, is_passed_st
 from proxy.forward.response import Discarded, Response
 from proxy.forward.tool_calls import HistoryRefused
 from proxy.http.forms import Form
-from proxy.observe.record import AccessRecord, Emit, Timeline
+from proxy.observe.record import Emit, Timeline
 from proxy.request import variants
 from proxy.request.models import ModelLoader, variant_end
 from proxy.request.request import KEEP_ALIVE, Priority, ProxyRequest, encode_members
 from proxy.request.stored_responses import StoredTurn
 from proxy.request.tools import with_mended_history
 from proxy.router.estimator import Estimator
-from proxy.router.lease import Lease
+from proxy.router.lease import Lease, SlotYielded
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
 from proxy.upstream.client import UpstreamRequest, UpstreamResponse
@@ -81,6 +82,8 @@ class Tries:
 
 
 _FIRST_TRY: Final = Tries()
+# After these, the rest of an answer, or all of it, may be requested.
+_CONTINUED: Final = (UpstreamFailed, SlotYielded, second_request.AnswerDiffers)
 
 
 def next_try(error: UpstreamFailed, tries: Tries, *, is_committed: bool) -> Tries | None:
@@ -276,46 +279,45 @@ class Forward:
             exchange.end(response.record, failure)
 
     async def _try_instances(self, request: ProxyRequest, response: Response) -> None:
-        """Try instances until one completes the response, or continues one that broke off."""
-        tries, plan = _FIRST_TRY, plan_request(request)
-        continuation: second_request.Continuation | None = None
-        rests: Iterator[tuple[ProxyRequest, second_request.Continuation]] = iter(())
+        """Try instances until one completes the response.
+
+        One that broke off is continued on another instance, and one that yielded its slot on any.
+        """
+        if request.priority == "batch" and self._settings.batch_yields:
+            request = replace(request, may_yield=second_request.may_yield(request))
+        plan = plan_request(request)
+        try:
+            await self._attempt(request, plan, response)
+        except _CONTINUED as error:
+            requests = _Requests(request, plan, response)
+            requests.go_on(error)
+        else:
+            return  # as nearly always
         while True:
+            tries, yielded = requests.tries, requests.yielded
             try:
-                await self._attempt(request, plan, response, tries.avoid)
-            except second_request.AnswerDiffers:
-                tries = Tries(tries.avoid[:1], is_second=True)
-            except UpstreamFailed as error:
-                is_committed = response.is_committed
-                if further := next_try(error, tries, is_committed=is_committed):
-                    tries = further
-                    continue
-                if not is_committed or tries.is_second or error.retry is not Retry.CONTINUE:
-                    raise
-                tries = Tries((error.instance,), is_second=True)
-                rests = _rests(request, response.record, error)
+                await self._attempt(requests.latest, requests.plan, response, tries, yielded)
+            except _CONTINUED as error:
+                requests.go_on(error)
             else:
-                response.record.continued += continuation is not None
+                response.record.continued += requests.is_continued
+                response.record.add_parts()
                 return
-            if continuation:
-                response.remove(continuation)
-            request, continuation = next(rests)
-            response.add(continuation)
-            plan = plan_request(request)
 
     async def _attempt(
         self,
         request: ProxyRequest,
         plan: UpstreamRequestPlan,
         response: Response,
-        avoid: Collection[str],
+        tries: Tries = _FIRST_TRY,
+        yielded: SlotYielded | None = None,
     ) -> None:
         lease: Lease | None = None
         record = response.record
-        record.timeline.wait()
+        record.timeline.wait("paused" if yielded else "queued")
         try:
             load = functools.partial(self._load, record.timeline)
-            async with self._router.lease(request, avoid, load) as lease:
+            async with self._router.lease(request, tries.avoid, load, yielded) as lease:
                 record.timeline.begin_prefill(lease.began_at_s, lease.slots_s)
                 response.note_lease(lease)
                 if has_chunks(lease):
@@ -362,14 +364,66 @@ class Forward:
             raise UpstreamFailed(f"{upstream.name} sent a broken stream: {error}") from error
 
 
-def _rests(
-    request: ProxyRequest, record: AccessRecord, error: UpstreamFailed
-) -> Iterator[tuple[ProxyRequest, second_request.Continuation]]:
-    """Yield how other instances can continue a broken answer; after the last, raise its error."""
-    if unfinished := error.unfinished:
-        for rest, is_replay in second_request.continuations(request, unfinished):
-            yield rest, second_request.Continuation(record, unfinished, is_replay=is_replay)
-    raise error
+class _Requests:
+    """The requests for one answer: the client's, and those for the rest of what it got.
+
+    Attributes:
+        latest: The request to send now.
+        yielded: How it yielded its last slot, or None.
+    """
+
+    def __init__(
+        self, request: ProxyRequest, plan: UpstreamRequestPlan, response: Response
+    ) -> None:
+        self.latest = self._first = request
+        self.plan = plan
+        self.tries = _FIRST_TRY
+        self.yielded: SlotYielded | None = None
+        self._response = response
+        self._continuation: second_request.Continuation | None = None
+        self._rests: Iterator[tuple[ProxyRequest, second_request.Continuation]] = iter(())
+
+    @property
+    def is_continued(self) -> bool:
+        """Whether another engine continues an answer that broke off."""
+        return self._continuation is not None and self.tries.is_second
+
+    def go_on(self, error: Exception) -> None:
+        """Set what to request after an error; raise the error if there is nothing."""
+        if isinstance(error, UpstreamFailed):
+            is_committed = self._response.is_committed
+            if further := next_try(error, self.tries, is_committed=is_committed):
+                self.tries = further
+                return
+            self._begin_rests(error, is_committed=is_committed)
+        elif isinstance(error, SlotYielded):
+            self.yielded = error
+            self._response.record.note_yield(error.timings)
+            self._response.note_pause()
+            answer = self._so_far(error.unfinished)
+            self._rests = second_request.resumptions(self._first, self._response.record, answer)
+        else:
+            self.tries = replace(self.tries, avoid=self.tries.avoid[:1], moves=0)
+        if self._continuation:
+            self._response.remove(self._continuation)
+            self._continuation = None
+        if (rest := next(self._rests, None)) is None:
+            raise error
+        self.latest, self._continuation = rest
+        self._response.add(self._continuation)
+        self.plan = plan_request(self.latest, is_rest=self.yielded is not None)
+
+    def _begin_rests(self, error: UpstreamFailed, *, is_committed: bool) -> None:
+        """Prepare the requests with which others can continue a broken answer, or none."""
+        self._rests = iter(())
+        is_final = self.tries.is_second or error.retry is not Retry.CONTINUE
+        self.tries = Tries((error.instance,), is_second=True)
+        if is_committed and error.unfinished and not is_final:
+            answer = self._so_far(error.unfinished)
+            self._rests = second_request.continuations(self._first, self._response.record, answer)
+
+    def _so_far(self, part: Unfinished) -> Unfinished:
+        return self._continuation.so_far(part) if self._continuation else part
 
 
 _LARGE_BYTES: Final = 1024**2

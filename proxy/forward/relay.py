@@ -36,7 +36,7 @@ member the last counts.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any, Final
@@ -47,6 +47,7 @@ from multidict import CIMultiDict
 from proxy.common.headers import DRAINING, JSON, for_client, is_event_stream, is_json
 from proxy.errors import (
     TrialFailed,
+    Unfinished,
     UpstreamConnectFailed,
     UpstreamDraining,
     UpstreamFailed,
@@ -54,7 +55,7 @@ from proxy.errors import (
     UpstreamUnavailable,
     quote,
 )
-from proxy.forward import assemblers, upstream_errors
+from proxy.forward import assemblers, second_request, upstream_errors
 from proxy.forward.prefill import PrefillFilter, is_start, progress_of, prompt_of
 from proxy.forward.response import Response
 from proxy.forward.tool_calls import HistoryRefused
@@ -105,7 +106,8 @@ def is_passed_stream(request: ProxyRequest) -> bool:
     return request.is_stream and request.kind in _STREAMED
 
 
-def plan_request(request: ProxyRequest) -> UpstreamRequestPlan:
+def plan_request(request: ProxyRequest, *, is_rest: bool = False) -> UpstreamRequestPlan:
+    """Return what to send; `is_rest`: a `Continuation` removes text that progress repeats."""
     members = request.json
     is_assembled = _is_assembled(request)
     is_stream = is_assembled or is_passed_stream(request)
@@ -120,7 +122,7 @@ def plan_request(request: ProxyRequest) -> UpstreamRequestPlan:
         _is_off(members.get("return_progress"))
         and request.kind in _WITH_PROGRESS
         and is_single(members)  # else progress also comes after the first token
-        and (is_assembled or (is_stream and _is_same_with_progress(request)))
+        and (is_assembled or (is_stream and (is_rest or _is_same_with_progress(request))))
     )
     if hides_progress:
         changes["return_progress"] = True
@@ -266,13 +268,15 @@ class ResponseRelay:
             completed.feed(chunk)
             return True
 
+        if self._lease.place:
+            self._let_yield(completed.partial_text)
         try:
             last = await self._until_first_token(completed)
             while not response.is_read:
-                await client_response.write(last)
-                progress.is_awaiting_upstream = True
                 completed.feed(last)
                 before = last
+                await client_response.write(last)
+                progress.is_awaiting_upstream = True
                 last = await response.read(pass_on)
                 progress.is_awaiting_upstream = False
                 progress.count_chunk(last)
@@ -322,6 +326,9 @@ class ResponseRelay:
         """Send the assembled response; return False, with nothing sent, if it is blank."""
         assembler = assemblers.assembler_for(self._request.kind, self._request.json)
         splitter, total_bytes = Splitter(), 0
+
+        if self._lease.place:
+            self._let_yield(lambda: assembler.partial_text() if splitter.is_between else None)
         while chunk := await self._read():
             self._progress.receive(chunk)
             total_bytes += len(chunk)
@@ -335,6 +342,7 @@ class ResponseRelay:
                     return True
                 self._add(assembler, piece)
             self._progress.is_awaiting_upstream = True
+        self._progress.is_awaiting_upstream = False
         is_cut = _ENDS.get(self._request.kind) == DONE and not splitter.has_done
         if is_cut or not assembler.is_complete:
             raise self._broken_off()
@@ -346,6 +354,23 @@ class ResponseRelay:
         await self._client_response.begin(200, headers)
         await self._finish(assemblers.completion_of(assembler), body)
         return True
+
+    def _let_yield(self, partial_text: Callable[[], Unfinished | None]) -> None:
+        """Let the response be stopped between its first and its last token."""
+        progress, request = self._progress, self._request
+
+        def stop() -> Unfinished | None:
+            found = partial_text()
+            if found is None or not (progress.is_reported and found.text):
+                return None
+            # The event with a text that is continued is no token; streams have it in their first.
+            tokens = progress.decoded if self._plan.is_assembled else found.tokens
+            if not tokens or second_request.is_at_limit(request, tokens):
+                return None
+            self._response.stop_taking()
+            return replace(found, tokens=tokens, prompt_tokens=progress.prompt_total)
+
+        self._lease.let_yield(stop)
 
     def _add(self, assembler: assemblers.Assembler, piece: Mapping[str, Any]) -> None:
         progress = self._progress

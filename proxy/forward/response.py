@@ -179,6 +179,7 @@ class Response:
     async def begin(self, status: int, headers: CIMultiDict[str]) -> None:
         """Set the status and the header; without effect if another instance had begun to send."""
         if self.is_committed:
+            await self._end_pause()
             return
         self._status, self._headers = status, headers
         self._held.clear()
@@ -236,8 +237,14 @@ class Response:
     def start_pings(self) -> None:
         """Send pings until the response begins, or until `cancel_pings`."""
 
+    def note_pause(self) -> None:
+        """Note that the response pauses between two events; `begin` ends the pause."""
+
     async def cancel_pings(self) -> None:
         """Send no further ping, even if one is half sent."""
+
+    async def _end_pause(self) -> None:
+        """Send no further ping before the rest of the response."""
 
     async def _send_header(self, status: int, headers: CIMultiDict[str]) -> None:
         raise NotImplementedError
@@ -430,6 +437,14 @@ class ClientResponse(Response):
     def start_pings(self) -> None:
         loop = asyncio.get_running_loop()
         self._first_ping = loop.call_later(FIRST_PING_S, self._begin_pings)
+
+    def note_pause(self) -> None:
+        if self.is_committed:
+            self.start_pings()
+
+    async def _end_pause(self) -> None:
+        if self._first_ping or self._pings:
+            await self._stop_pings()
 
     async def cancel_pings(self) -> None:
         if self._first_ping:

@@ -14,6 +14,9 @@ the new answer begins differently, another engine gets the chat with the partial
 assistant's last message and continues it: a plausible rest. This works only for plain text: a
 grammar or a tool call would start over.
 
+A chat of low priority that yielded its slot: it is continued from its text, but only if the engine
+still has the tokens that it generated (`docs/decisions/queue.md`).
+
 Source: llama-server, build 10434, common/chat.cpp and common/chat-auto-parser-generator.cpp: a
 parser with a format has no tools; measured for each `tool_choice`, whole and as a stream. The first
 event with text repeats the continued message before the new text.
@@ -21,13 +24,15 @@ event with text repeats the continued message before the new text.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from http import HTTPStatus
 from typing import Any, Final
 
 import orjson
 from multidict import CIMultiDict
 
+from proxy.cache.prompt import read_prompt
 from proxy.errors import Unfinished, UpstreamFailed
 from proxy.forward.response import Abandoned, Discarded, EventTransform, StreamTransform
 from proxy.http.api_formats import data_event
@@ -152,6 +157,18 @@ _BEGIN_ANEW: Final = (
     | {"logprobs", "n_probs", "return_tokens"}
 )
 _LIMITS: Final = ("max_tokens", "max_completion_tokens", "n_predict")
+# A request with one of these does not yield: a sampler's state would be lost, the rest would have
+# another limit of time, or a stream would show the break.
+_RUN_ON: Final = _BEGIN_ANEW | {
+    "add_generation_prompt",
+    "adaptive_target",
+    "mirostat",
+    "response_fields",
+    "return_progress",
+    "t_max_predict_ms",
+    "timings_per_token",
+    "verbose",
+}
 # The engine treats these as "no seed". Source: llama.cpp, LLAMA_DEFAULT_SEED.
 _NO_SEEDS: Final = frozenset({-1, 0xFFFFFFFF})
 
@@ -161,54 +178,149 @@ class AnswerDiffers(Abandoned):
 
 
 def continuations(
-    request: ProxyRequest, unfinished: Unfinished
-) -> Iterator[tuple[ProxyRequest, bool]]:
+    request: ProxyRequest, record: AccessRecord, unfinished: Unfinished
+) -> Iterator[tuple[ProxyRequest, Continuation]]:
     """Yield requests for the rest of a stream, the exact one first; none if it has no rest.
 
-    The flag is True for a replay, whose answer begins again and not at the rest.
+    A replay's answer begins again and not at the rest.
     """
-    members = request.json
-    is_plain = request.kind is EndpointKind.CHAT and request.is_stream and request.slots == 1
-    messages = members.get("messages")
-    if not is_plain or _BEGIN_ANEW & members.keys() or not isinstance(messages, list):
+    if not (request.is_stream and _is_plain(request, _BEGIN_ANEW)):
         return
+    if is_at_limit(request, unfinished.tokens):
+        return
+    if _is_greedy(request) or _is_seeded(request):
+        yield request, Continuation(record, unfinished, is_replay=True)
+    yield _rest_of(request, unfinished), Continuation(record, unfinished, is_replay=False)
+
+
+def _is_plain(request: ProxyRequest, others: Collection[str]) -> bool:
+    """Return whether a request is for one chat answer, has no member of `others`, and may go on."""
+    members, messages = request.json, request.json.get("messages")
+    if request.kind is not EndpointKind.CHAT or request.slots > 1 or others & members.keys():
+        return False
     match messages:
         case [] | [*_, {"role": "assistant"}]:
-            return
-    limits = {
-        name: limit - unfinished.tokens
-        for name in _LIMITS
-        if isinstance(limit := members.get(name), int) and limit is not True and limit > 0
-    }
-    if any(rest <= 0 for rest in limits.values()):
-        return
-    seed, temperature = members.get("seed"), members.get("temperature")
-    is_seeded = isinstance(seed, int) and not isinstance(seed, bool) and seed not in _NO_SEEDS
-    if is_seeded or (temperature == 0 and temperature is not False):
-        yield request, True
+            return False
+    return isinstance(messages, list)
+
+
+def _limits(request: ProxyRequest) -> Mapping[str, int]:
+    given = ((name, request.json.get(name)) for name in _LIMITS)
+    return {name: limit for name, limit in given if type(limit) is int and limit > 0}
+
+
+def is_at_limit(request: ProxyRequest, tokens: int) -> bool:
+    return any(limit <= tokens for limit in _limits(request).values())
+
+
+def _is_greedy(request: ProxyRequest) -> bool:
+    temperature = request.json.get("temperature")
+    return temperature == 0 and temperature is not False
+
+
+def _is_seeded(request: ProxyRequest) -> bool:
+    seed = request.json.get("seed")
+    return type(seed) is int and seed not in _NO_SEEDS
+
+
+def _rest_of(request: ProxyRequest, unfinished: Unfinished) -> ProxyRequest:
+    """Return the request for the rest of an answer: its last message is the answer so far."""
     partial = [{"role": "assistant", "content": unfinished.text}] if unfinished.text else []
-    rest = {**members, **limits, "messages": [*messages, *partial]}
-    yield replace(request, json=rest, body=orjson.dumps(rest)), False
+    # A limit that was reached before the end was noticed leaves one token.
+    limits = {name: max(1, limit - unfinished.tokens) for name, limit in _limits(request).items()}
+    members = {**request.json, **limits, "messages": [*request.json["messages"], *partial]}
+    prompt = read_prompt(request.kind, request.model, members, request.owner)
+    return replace(request, json=members, body=orjson.dumps(members), prompt=prompt)
+
+
+def may_yield(request: ProxyRequest) -> bool:
+    """Return whether the rest of an answer continues it exactly as it would have gone on.
+
+    The engine's random numbers start again, so an answer with a seed is not continued.
+    """
+    return _is_plain(request, _RUN_ON) and (_is_greedy(request) or not _is_seeded(request))
+
+
+def resumptions(
+    request: ProxyRequest, record: AccessRecord, unfinished: Unfinished
+) -> Iterator[tuple[ProxyRequest, Continuation]]:
+    """Yield requests for the rest of an answer whose request yielded its slot.
+
+    The first continues it if the engine still has exactly the tokens of the answer. The next has
+    the right limit, if the answer has more tokens than events. Otherwise a greedy answer is
+    computed again, because a prompt that is computed in large batches is rounded otherwise.
+    """
+    held = Continuation(record, unfinished, is_replay=False, must_hold=True)
+    yield _rest_of(request, unfinished), held
+    if held.counted is not None and held.counted != unfinished.tokens:
+        unfinished = replace(unfinished, tokens=held.counted)
+        # Of a text in ASCII each token has an event, so its end has other tokens than the answer.
+        if not (unfinished.text.isascii() or is_at_limit(request, unfinished.tokens)):
+            held = Continuation(record, unfinished, is_replay=False, must_hold=True)
+            yield _rest_of(request, unfinished), held
+    if _is_greedy(request):
+        yield request, Continuation(record, unfinished, is_replay=True)
+    yield _rest_of(request, unfinished), Continuation(record, unfinished, is_replay=False)
 
 
 class Continuation(EventTransform):
-    """Passes the rest of a stream, without its beginning and with the id of the first response.
+    """Passes the rest of an answer, without its beginning and with the id of the first response.
 
-    Raises AnswerDiffers if a replay does not begin as the answer did.
+    Raises AnswerDiffers if a replay does not begin as the answer did; with `must_hold`, if the
+    engine's cache does not hold the tokens of the answer, or if `unfinished` counts them wrongly.
+
+    Attributes:
+        counted: The tokens of the answer so far by the engine's count; None if unknown.
     """
 
-    def __init__(self, record: AccessRecord, unfinished: Unfinished, *, is_replay: bool) -> None:
+    def __init__(
+        self,
+        record: AccessRecord,
+        unfinished: Unfinished,
+        *,
+        is_replay: bool,
+        must_hold: bool = False,
+    ) -> None:
         super().__init__()
+        self.counted: int | None = None
         self._record = record
         self._unfinished = unfinished
         self._is_replay = is_replay
+        self._must_hold = must_hold
         self._known = unfinished.text  # text that the client has and this response will repeat
         self._has_begun = False
+
+    def note_lease(self, lease: Lease) -> None:
+        if self._must_hold:
+            lease.progress.expect(self._check_prompt)
+
+    def _check_prompt(self, total: int, cached: int) -> None:
+        """Compare the prompt of the rest with the answer so far; its last token is not cached."""
+        self.counted = total - self._unfinished.prompt_tokens
+        if cached < total - 1 or self.counted != self._unfinished.tokens:
+            raise AnswerDiffers
+
+    def so_far(self, part: Unfinished) -> Unfinished:
+        """Return the client's answer so far; `part` is what this response has of it."""
+        before = self._unfinished
+        if len(part.text) <= len(before.text):
+            return before
+        tokens = part.tokens if self._is_replay else before.tokens + part.tokens
+        return replace(before, text=part.text, tokens=tokens)
 
     def end(self) -> bytes:
         return self._splitter.take_rest()
 
+    def whole(self, status: int, body: bytes) -> bytes:
+        """Correct the counts of an assembled answer, which has all of the text."""
+        members = orjson.loads(body)
+        if status == HTTPStatus.OK and not self._is_replay and "usage" in members:
+            return orjson.dumps({**members, "usage": self._whole_usage(members["usage"])})
+        return body
+
     def refuse(self, status: int, headers: CIMultiDict[str], body: bytes) -> bytes:  # noqa: ARG002
+        if self._must_hold:
+            raise AnswerDiffers
         raise UpstreamFailed(f"{self._record.instance} could not continue the answer: {status}")
 
     def event(self, event: bytes) -> bytes:

@@ -61,6 +61,7 @@ class Cause(StrEnum):
     ERROR = "error"
     # About the time:
     QUEUE = "queue"
+    PAUSED = "paused"
     LOADING = "loading"
     SLOW_CLIENT = "slow_client"
     # About the answer:

@@ -186,6 +186,10 @@ _OF_SLOTS: Final = frozenset({"queue_timeout", "wait_too_long", "queue_full", "r
 _WAITS: Final = MappingProxyType(
     {
         Cause.QUEUE: (("queued_ms",), "waited for a slot of {model}: all were in use"),
+        Cause.PAUSED: (
+            ("paused_ms",),
+            "waited in the middle of its answer: its slot of {model} went to interactive requests",
+        ),
         Cause.LOADING: (("evict_ms", "load_ms"), "waited for {model} to load"),
         Cause.SLOW_CLIENT: (("stalled_ms",), "waited for the client to read what was sent"),
     }

@@ -74,7 +74,8 @@ BY_INSTANCE: Final = ("model", "model_instance")
 
 _COUNTER_NAMES: Final = """
     requests_finished requests_failed requests_cancelled requests_rejected retries
-    continued_answers fallbacks prompts_changed broken_tool_calls upstream_failures prompt_tokens
+    continued_answers yields fallbacks prompts_changed broken_tool_calls upstream_failures
+    prompt_tokens
     cached_tokens
     expected_cached_tokens expected_tokens_found decoded_tokens drafted_tokens accepted_tokens
 """
@@ -85,6 +86,7 @@ _SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 _BRIEF: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.1, 0.2, 0.5, 1.0)
 HISTOGRAMS: Final[Mapping[str, Sequence[float]]] = {
     "queue_seconds": _SECONDS,
+    "paused_seconds": _SECONDS,
     "time_to_first_token_seconds": _SECONDS,
     "time_per_output_token_seconds": _BRIEF,
     "request_seconds": _SECONDS,
@@ -131,6 +133,9 @@ class _Row(Counter[str]):
         decode_ms = fields["engine_decode_ms"] or fields["decode_ms"]  # by the proxy's clock
         if decode_ms and (decoded := fields["decoded_tokens"] or 0) > 1:
             histograms["time_per_output_token_seconds"].add(decode_ms / (decoded - 1) / 1000)
+        if yields := fields.get("yields"):
+            self["yields"] += yields
+            histograms["paused_seconds"].add(fields["paused_ms"] / 1000)
         histograms["request_seconds"].add(fields["duration_ms"] / 1000)
 
 

@@ -14,9 +14,9 @@ LIMIT_MAX: Final = 10_000
 StoredRequest = Mapping[str, object]
 
 
-# `reading`: the body is arriving; `stalled`: the client does not read; `ending`: the engine has not
-# yet confirmed an idle slot.
-Phase = Literal["reading", "queued", "loading", "prefill", "decode", "stalled", "ending"]
+# `reading`: the body is arriving; `paused`: it gave up its slot and waits for another; `stalled`:
+# the client does not read; `ending`: the engine has not yet confirmed an idle slot.
+Phase = Literal["reading", "queued", "loading", "prefill", "decode", "paused", "stalled", "ending"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,9 @@ from proxy.observe.cache_finding import CacheFinding
 from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.upstream import Timings
 
-Phase = Literal["other", "queued", "evict", "load", "slots", "prefill", "decode", "stalled"]
+Phase = Literal[
+    "other", "queued", "evict", "load", "slots", "prefill", "decode", "paused", "stalled"
+]
 PHASES: Final[tuple[Phase, ...]] = (
     "queued",
     "evict",
@@ -39,10 +41,11 @@ PHASES: Final[tuple[Phase, ...]] = (
     "slots",
     "prefill",
     "decode",
+    "paused",
     "stalled",
     "other",
 )
-_WAITS: Final = frozenset({"other", "queued", "evict", "load"})
+_WAITS: Final = frozenset({"other", "queued", "evict", "load", "paused"})
 _NAMES: Final[Mapping[Phase, str]] = {phase: f"{phase}_ms" for phase in PHASES}
 _NO_TIMES_MS: Final = dict.fromkeys(_NAMES.values(), 0.0)
 
@@ -79,7 +82,10 @@ class Timeline:
         self._stalls = 0
 
     def wait(self, phase: Phase = "queued") -> None:
-        """Begin to wait for a slot, for the memory of a model (`evict`) or for its load."""
+        """Begin to wait for a slot, for the memory of a model (`evict`) or for its load.
+
+        `paused` is the wait of a request that has yielded its slot.
+        """
         if not self._leases:
             self._enter(phase, time.monotonic())
 
@@ -235,6 +241,7 @@ class AccessRecord:
     continued = 0
     # Calls of tools by what became of them; None if there was nothing to do.
     calls: Counter[CallOutcome] | None = None
+    yields = 0  # How often it gave its slot to a request of higher priority.
     timings: Timings | None = None
     # The cache finding; None if the instance reports nothing.
     cache: CacheFinding | None = None
@@ -242,6 +249,7 @@ class AccessRecord:
     hides_others = False  # Whether its client may not see other clients' cached tokens.
     expected_cached = 0  # Prompt tokens expected in the instance's cache.
     _attempts = 0
+    _before_yield: Timings | None = None
     _first_byte_ms: float | None = None
 
     def __init__(self, request_id: str, timeline: Timeline) -> None:
@@ -256,6 +264,17 @@ class AccessRecord:
         self.conversation = conversation
         self._attempts += 1
         self.expected_cached = expected_cached
+
+    def note_yield(self, part: Timings) -> None:
+        """Note that the request gave up its slot, in which this part of its answer was computed."""
+        self.yields += 1
+        self._attempts -= 1  # that was no failure
+        self._before_yield = part.continuing(self._before_yield)
+
+    def add_parts(self) -> None:
+        """Add the parts of the answer that were computed before the request gave up its slots."""
+        if self.timings:
+            self.timings = self.timings.continuing(self._before_yield)
 
     def part(self) -> AccessRecord:
         part = AccessRecord(self.request_id, self.timeline)
@@ -345,6 +364,7 @@ class AccessRecord:
                     "continued": self.continued or None,
                     "rules": self.rules,
                     "tool_calls": self.calls,
+                    "yields": self.yields or None,
                     "first_byte_ms": self._first_byte_ms,
                     "first_token_ms": self.timeline.first_token_ms,
                     "bytes_out": self.bytes_out,
@@ -463,6 +483,11 @@ class InFlightRequest:
             self.cut_by = error
             # Not at once: the caller may be this task itself, which is then not at an await.
             self._cancel_soon = asyncio.get_running_loop().call_soon(self._cancel)
+
+    def cut(self, error: ProxyError) -> None:
+        """End the request with this error, in the wait in which its task is; not from that task."""
+        self.cut_by = error
+        self._cancel()
 
     def _cancel(self) -> None:
         if self._task is not None:

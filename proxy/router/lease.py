@@ -25,6 +25,7 @@ from proxy.cache.holders import Conversation, SavedPrompt
 from proxy.cache.slot_map import Slot, SlotOwners
 from proxy.errors import (
     ContextTooLong,
+    ProxyError,
     Unfinished,
     UpstreamConnectFailed,
     UpstreamFailed,
@@ -72,6 +73,12 @@ class ResponseProgress:
     chunked: int = 0
     decoded: int = 0  # Events of generated text.
     first_token_at_s: float | None = None
+    # Called with the tokens of the prompt, and of these the cached ones, once they are known.
+    _check_prompt: Callable[[int, int], None] | None = None
+
+    def expect(self, check_prompt: Callable[[int, int], None]) -> None:
+        """Have the prompt's figures checked; what the check raises ends the response."""
+        self._check_prompt = check_prompt
 
     def receive(self, chunk: bytes) -> None:
         """Count bytes that arrived; the client has not taken them yet."""
@@ -105,6 +112,8 @@ class ResponseProgress:
                 f"prompt is too long: {total} tokens > {self.prompt_max} maximum (max_context of "
                 "its API key)"
             )
+        if self._check_prompt:
+            self._check_prompt(total, cached)
         self.prompt_step = max(0, done - max(self.prompt_done, cached))
         self.prompt_done, self.prompt_total = done, total
         self.cached = cached - min(self.chunked, cached)
@@ -416,6 +425,11 @@ class Lease(InFlightRequest):
     is_taken: bool = field(init=False)  # Its slots are in use, and their use was not reported yet.
     # The part of a broken stream that its client has; None if it is not plain text.
     unfinished: Unfinished | None = None
+    # Its tag and number in the queue; None if it does not yield its slot.
+    place: tuple[float, int] | None = None
+    yielded: SlotYielded | None = None  # How it yielded its last slot.
+    # Stops the response if it can be continued, and returns the answer so far.
+    _stop: Callable[[], Unfinished | None] | None = None
     # The instance accepted no connection, so the request cannot have caused its exit.
     is_unsent: bool = False
     exit: ProcessExit | None = None  # How the instance's process ended; None while it runs.
@@ -491,6 +505,41 @@ class Lease(InFlightRequest):
             self.owners.note_placed(self)
             self.instance.note_placed()
 
+    @property
+    def may_yield(self) -> bool:
+        """Whether it may give up its slot, now or once its answer has begun."""
+        return self._stop is not None and not self.is_ending and self.cut_by is None
+
+    def let_yield(self, stop: Callable[[], Unfinished | None]) -> None:
+        """Let the response be stopped, and continued later, while it waits for the instance."""
+        self._stop = stop
+
+    @property
+    def ran_s(self) -> float:
+        """How long it has held slots, those before it yielded included."""
+        before_s = self.yielded.ran_s if self.yielded else 0.0
+        return before_s + self.clock() - self.began_at_s
+
+    def yield_slot(self, cost_s: float) -> bool:
+        """Give up the slot, and end the block with SlotYielded; False if that is impossible now.
+
+        Call it from another task. `cost_s` is the time that is wasted.
+        """
+        if not (self._stop and self.may_yield and self.place):
+            return False
+        if not self.progress.is_awaiting_upstream or (unfinished := self._stop()) is None:
+            return False
+        self.cut(SlotYielded(self, self.place, unfinished, cost_s))
+        return True
+
+    def part_timings(self, tokens: int) -> Timings:
+        """Return the timings of an answer so far, of this many tokens, by our own clock."""
+        progress, now_s = self.progress, self.clock()
+        first_s = now_s if progress.first_token_at_s is None else progress.first_token_at_s
+        prompt_ms, decode_ms = 1000 * (first_s - self.began_at_s), 1000 * (now_s - first_s)
+        computed = progress.prompt_total - progress.cached
+        return Timings(progress.cached, computed, prompt_ms, tokens, decode_ms)
+
     def note_released(self) -> None:
         """Note that the engine computes nothing for it any more."""
         if self.owners:
@@ -542,6 +591,30 @@ class Lease(InFlightRequest):
             id_slot=self.slot_number,
             prompt_step=progress.prompt_step,
         )
+
+
+class SlotYielded(ProxyError):
+    """A request gave up its slot for one of higher priority; no client gets this error.
+
+    Attributes:
+        unfinished: The answer that this instance has sent so far.
+        place: The request's tag and number in the queue.
+        timings: Of the unfinished answer.
+        ran_s: How long the request has held slots.
+        spent_s: How much of that it has wasted by yielding, as estimated.
+    """
+
+    text = "the request gave up its slot"
+
+    def __init__(
+        self, lease: Lease, place: tuple[float, int], unfinished: Unfinished, cost_s: float
+    ) -> None:
+        super().__init__()
+        self.unfinished = unfinished
+        self.place = place
+        self.timings = lease.part_timings(unfinished.tokens)
+        self.ran_s = lease.ran_s
+        self.spent_s: float = cost_s + (lease.yielded.spent_s if lease.yielded else 0.0)
 
 
 # Tokens computed after the last event that was read: rarely more than a few.

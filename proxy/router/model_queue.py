@@ -1,5 +1,10 @@
 """The queue of each model: when a request gets which slot. No I/O, no waiting.
 
+While an interactive request waits and no slot is free, a batch request yields its slot: the one
+whose handover wastes the least time. `Forward` continues its answer when it gets a slot again. All
+handovers of one request may waste a tenth of the time for which it holds slots, and a little at its
+beginning, so that batches make progress however often interactive requests come.
+
 Every event that may let a request in calls `assign_slots`: while a slot is free, the requests in
 the queue choose in order (`queue`). A request that prefers to wait for the owner of its
 conversation, or for another prompt, keeps its place and delays none behind it. Only
@@ -14,12 +19,21 @@ from collections import ChainMap
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Final
 
 from proxy.cache.index import PrefixIndex
-from proxy.errors import ModelLoading, ProxyError, QueueFull, QueueTimeout, Unavailable
+from proxy.cache.save_policy import SlotFileMeasures
+from proxy.cache.slot_map import SlotMap
+from proxy.errors import (
+    ModelLoading,
+    ProxyError,
+    QueueFull,
+    QueueTimeout,
+    Unavailable,
+)
 from proxy.request.request import ProxyRequest
-from proxy.router.lease import Clock, Lease, RoutingTarget
+from proxy.router.lease import Clock, Lease, RoutingTarget, SlotYielded
 from proxy.router.queue import QueuedRequest, QueueStats, RequestQueue, SlotAssignment
 from proxy.router.registry import Instances
 from proxy.settings import ProxySettings
@@ -52,6 +66,46 @@ class ModelDemand:
     cached_tokens: int  # Known tokens of conversations in its slots.
     # Waiting requests that more slots would not help: another prompt comes first.
     held_back: int = 0
+
+
+# The share of its time that a request may waste by yielding, and the seconds at its beginning.
+_WASTE_SHARE: Final = 0.1
+_WASTE_FIRST_S: Final = 0.2
+# A handover: the engine stops, lists its slots, and computes the last token again.
+_HANDOVER_S: Final = 0.1
+# A request that cannot stop at this moment can do so soon, such as after its first token.
+_STOPS_IN_S: Final = 0.05
+
+
+def yields_in_s(ran_s: float, spent_s: float, cost_s: float) -> float:
+    """Return in how many seconds a request may yield.
+
+    Args:
+        ran_s: How long it has held slots.
+        spent_s: How much of that was wasted because it yielded.
+        cost_s: How much is wasted if it yields now.
+    """
+    return max(0.0, (spent_s + cost_s - _WASTE_FIRST_S) / _WASTE_SHARE - ran_s)
+
+
+def resume_s(lease: Lease, slot_map: SlotMap | None, measures: SlotFileMeasures) -> float:
+    """Return the time to restore what an engine has computed for a request, or to compute it again.
+
+    Of a recurrent state or a sliding window only all can be restored, and the engine has computed
+    more than the client has.
+    """
+    upstream, progress, rates = lease.upstream, lease.progress, lease.instance.rates
+    tokens = progress.prompt_total + progress.decoded
+    compute_s = progress.prompt_total / rates.prefill_tps + progress.decoded / rates.decode_tps
+    if upstream.is_all_or_nothing or slot_map is None:
+        return compute_s
+    if slot_map.host_cache and slot_map.host_cache.absence_probability(tokens) < 1.0:
+        return 0.0
+    if not upstream.cache_key:
+        return compute_s
+    size_bytes = tokens * upstream.token_bytes + upstream.state_bytes
+    restore_s = measures.saves.duration_s(size_bytes) + measures.restores.duration_s(size_bytes)
+    return min(compute_s, restore_s)
 
 
 class ModelQueue:
@@ -108,7 +162,7 @@ class ModelQueue:
         try:
             self._join(queued)
             if queued.lease is None:
-                async with self._deadline(queued.request):
+                async with self._deadline(queued.request, is_limited=queued.yielded is None):
                     await self._wait(queued, load)
             assert queued.lease is not None  # noqa: S101 (for the type: it waited for one)
             self._granted.pop(queued.lease, None)
@@ -151,8 +205,10 @@ class ModelQueue:
             raise Unavailable(f"no instance of {self.model} is ready; retry later")
 
     @asynccontextmanager
-    async def _deadline(self, request: ProxyRequest) -> AsyncIterator[None]:
-        limit = asyncio.timeout(request.queue_timeout_s)
+    async def _deadline(
+        self, request: ProxyRequest, *, is_limited: bool = True
+    ) -> AsyncIterator[None]:
+        limit = asyncio.timeout(request.queue_timeout_s if is_limited else None)
         try:
             async with limit:
                 yield
@@ -174,7 +230,8 @@ class ModelQueue:
         if queued.lease is not None:
             return
         queued.position = self._queue.position(queued, self._clock())
-        if self._queue.is_full(queued.request.priority) and not queued.request.is_let_in:
+        is_let_in = queued.request.is_let_in or queued.yielded
+        if self._queue.is_full(queued.request.priority) and not is_let_in:
             self._queue.leave(queued)
             ahead = self._queue.waiting(queued.request.priority)
             reason = f"{ahead} requests wait for {self.model} already; retry later"
@@ -303,15 +360,46 @@ class ModelQueue:
             entries = self._assignment.order(self._queue.order(self._clock()))
             queued = self._assignment.assign(entries)
             if queued is None or queued.lease is None:
-                if self._assignment.recheck_in_s < math.inf:
+                recheck_in_s = min(self._assignment.recheck_in_s, self._make_room())
+                if recheck_in_s < math.inf:
                     loop = asyncio.get_running_loop()
                     self._recheck = loop.call_later(
-                        max(self._assignment.recheck_in_s, _RECHECK_MIN_S), self.assign_slots
+                        max(recheck_in_s, _RECHECK_MIN_S), self.assign_slots
                     )
                 return
             self._granted[queued.lease] = queued
             queued.wake.set()
             self._queue.take(queued)
+
+    def _make_room(self) -> float:
+        """Let batch requests yield while interactive ones wait and no slot is free.
+
+        Returns the seconds until another one may; infinity if that is not known or not needed.
+        """
+        of_model = self._instances.of_model(self.model)
+        wanted = self._queue.slots_wanted("interactive")
+        if not wanted or of_model.has_free_slot:
+            return math.inf
+        leases = [lease for instance in of_model.answering for lease in instance.leases]
+        wanted -= sum(lease.is_ending or isinstance(lease.cut_by, SlotYielded) for lease in leases)
+        wait_s, costs = math.inf, list[tuple[float, Lease]]()
+        for lease in leases if wanted > 0 else ():
+            if lease.may_yield:
+                cost_s = self._handover_s(lease)
+                spent_s = lease.yielded.spent_s if lease.yielded else 0.0
+                if in_s := yields_in_s(lease.ran_s, spent_s, cost_s):
+                    wait_s = min(wait_s, in_s)
+                else:
+                    costs.append((cost_s, lease))
+        for cost_s, lease in sorted(costs, key=itemgetter(0)):
+            if wanted > 0 and lease.yield_slot(cost_s):
+                wanted -= 1
+        return min(wait_s, _STOPS_IN_S if costs else math.inf) if wanted > 0 else math.inf
+
+    def _handover_s(self, lease: Lease) -> float:
+        index = self._prefix_index
+        slot_map, measures = index.slot_maps.get(lease.upstream.name), index.measures[self.model]
+        return _HANDOVER_S + resume_s(lease, slot_map, measures)
 
 
 def with_times(timings: Timings, lease: Lease, now_s: float) -> Timings:

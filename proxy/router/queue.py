@@ -48,7 +48,7 @@ from proxy.cache.save_policy import SaveCase, is_worth_saving
 from proxy.cache.shared_prefixes import BEGINNING_BLOCKS_MIN, BeginningUse
 from proxy.request.request import Priority, ProxyRequest
 from proxy.router.candidates import Candidates, LeaseTimes
-from proxy.router.lease import FEW_TOKENS, Clock, Lease, RoutingTarget
+from proxy.router.lease import FEW_TOKENS, Clock, Lease, RoutingTarget, SlotYielded
 from proxy.router.registry import Instances, ModelInstances
 from proxy.router.slot_holds import SlotHolds
 from proxy.settings import ProxySettings
@@ -84,6 +84,7 @@ class QueuedRequest:
     # for such slots; None: it never did.
     withheld: Collection[str] = ()
     held_since_s: float | None = None
+    yielded: SlotYielded | None = None  # How it yielded its last slot; then its wait has no limit.
     _wake: asyncio.Event | None = field(default=None, init=False)
 
     @property
@@ -97,10 +98,18 @@ class QueuedRequest:
         return now_s - self.joined_at_s >= _OVERDUE * self.request.queue_timeout_s
 
 
-def queue_entry(request: ProxyRequest, avoid: Collection[str], now_s: float) -> QueuedRequest:
+def queue_entry(
+    request: ProxyRequest,
+    avoid: Collection[str],
+    now_s: float,
+    yielded: SlotYielded | None = None,
+) -> QueuedRequest:
     name, scales = request.session, request.prompt.scales if request.prompt else ()
     session = session_hash(request.model, request.client, name, scales) if name else None
-    return QueuedRequest(request, now_s, avoid, session)
+    queued = QueuedRequest(request, now_s, avoid, session)
+    if yielded:
+        queued.yielded, (queued.tag, queued.number) = yielded, yielded.place
+    return queued
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +142,10 @@ class RequestQueue:
         limits = self.settings
         most = limits.queue_max if priority == "interactive" else limits.batch.config.queue_size
         return self.waiting(priority) > most
+
+    def slots_wanted(self, priority: Priority) -> int:
+        """Return the slots that the waiting requests of a priority need."""
+        return sum(entry.request.slots for entry in self._priorities[priority].entries)
 
     def stats(self, now_s: float, expected_wait_s: float) -> QueueStats:
         waits = (
@@ -651,6 +664,11 @@ class SlotAssignment:
                 Lease(request, instance, self.clock, first=lease)
                 for _ in range(instance.slots_needed(request) - 1)
             )
+        if request.may_yield and instance.upstream.node is None:
+            lease.place = max(0.0, queued.tag), queued.number
+            lease.yielded = queued.yielded
+            if lease.conversation:
+                lease.conversation.is_paused = False
         instance.hold((lease, *lease.beside))
         if self.holds.expected:
             self.holds.note_lease(lease, queued.joined_at_s)

@@ -21,13 +21,14 @@ from typing import Any, Final
 from proxy.cache.fingerprint import ConversationFingerprint, RestoredSlot, SlotFile
 from proxy.cache.index import PrefixIndex
 from proxy.cache.miss_cause import client_hash
-from proxy.cache.prompt import Prompt, called_tools
+from proxy.cache.prompt import Prompt, called_tools, read_prompt
 from proxy.cache.save_policy import CountedStorage, SlotFileStorage
 from proxy.cache.slot_map import Slot
 from proxy.errors import (
     CrashesEngine,
     NotLoaded,
     TrialCrashed,
+    Unfinished,
     UpstreamConnectFailed,
     UpstreamCrashed,
     UpstreamFailed,
@@ -56,6 +57,8 @@ from proxy.router.lease import (
     RouterSignals,
     RoutingTarget,
     SlotUse,
+    SlotYielded,
+    cut_off_tokens,
     slot_use,
 )
 from proxy.router.model_queue import Load, ModelDemand, ModelQueue, ModelQueues
@@ -358,7 +361,11 @@ class Router:
 
     @asynccontextmanager
     async def lease(
-        self, request: ProxyRequest, avoid: Collection[str] = (), load: Load | None = None
+        self,
+        request: ProxyRequest,
+        avoid: Collection[str] = (),
+        load: Load | None = None,
+        yielded: SlotYielded | None = None,
     ) -> AsyncIterator[Lease]:
         """Hold one slot of an instance for the length of the block, after a wait if none is free.
 
@@ -369,8 +376,11 @@ class Router:
         Args:
             avoid: Names of instances to take only if there is no other.
             load: Loads models; None: a model without an instance is unavailable.
+            yielded: How the request yielded its last slot; it keeps its place, and waits for as
+                long as it takes, because its client has a part of the answer.
 
         Raises:
+            SlotYielded: The slot goes to a request of higher priority.
             QueueFull: Too many requests wait already.
             QueueTimeout: No slot became free in time.
             ModelLoading: No instance was ready in time.
@@ -384,7 +394,7 @@ class Router:
         """
         self._crash_suspects.check(request)
         queue = self.queues[request.model]
-        queued = queue_entry(request, avoid, self._clock())
+        queued = queue_entry(request, avoid, self._clock(), yielded)
         lease = queue.lease_now(queued) or await self._acquire(queue, queued, load)
         if lease.is_taken:
             self.signals.slots_taken(lease, lease.upstream, 1 + len(lease.beside))
@@ -536,6 +546,27 @@ class Router:
             if reply and (ahead := self.next_turns.note_turn(lease, timings, reply)):
                 lease.finding = lease.finding and lease.finding._replace(ahead=ahead)
 
+    def _record_part(self, lease: Lease, unfinished: Unfinished, held: Iterable[int]) -> None:
+        """Note what a slot holds whose request yielded it: the answer so far, to be continued."""
+        request, conversation, slot = lease.request, lease.conversation, lease.slot
+        prompt, name = request.prompt, lease.upstream.name
+        if prompt is None or conversation is None or slot is None:
+            return
+        reply = {"role": "assistant", "content": unfinished.text}
+        match request.json["messages"]:
+            case [*messages, {"role": "assistant"}]:  # it was continued before
+                pass
+            case messages:
+                self.cache.record(name, prompt, 0, None, reply)
+        members = {**request.json, "messages": [*messages, reply]}
+        whole = read_prompt(request.kind, request.model, members, request.owner)
+        conversation.is_paused = True
+        tokens, _ = cut_off_tokens(lease.progress, held)
+        held_tokens = tokens.prompt + tokens.cached + max(0, tokens.decoded - 1)
+        if whole:
+            slot_map = self.cache.slot_maps[name]
+            slot_map.set_conversation(slot, conversation, held_tokens, whole.blocks)
+
     def _release(self, lease: Lease, held: Iterable[int] = ()) -> None:
         """Free one slot, and report its use; `held` are the tokens in idle slots."""
         lease.note_released()
@@ -543,6 +574,8 @@ class Router:
             lease.is_taken = False
             self.signals.slots_freed(lease, slot_use(lease, 1 + len(lease.beside), held))
         self.queues[lease.request.model].release(lease)
+        if lease.place and isinstance(lease.cut_by, SlotYielded):
+            self._record_part(lease, lease.cut_by.unfinished, held)
         if self.next_turns.due:
             self.next_turns.note_end(lease.instance)
         if lease.upstream.cache_key:

@@ -180,13 +180,17 @@ class SlotSaver:
         loss_p, slot_map = measures.loss_p, self._prefix_index.slot_maps.get(upstream.name)
         if is_taken_next and slot_map and slot_map.host_cache:  # it may not be copied
             loss_p = max(loss_p, slot_map.host_cache.absence_probability(content.tokens))
+        return_p = measures.returns.return_p(conversation.number, now_s)
+        if conversation.is_paused:  # its request waits to go on
+            return_p = 1.0
+            loss_p = loss_p if slot_map and slot_map.host_cache else 1.0
         return SaveCase(
             tokens=content.tokens
             - self._prefix_index.files.tokens(upstream.cache_key, turn_hashes),
             prefill_tps=rates.prefill_tps,
             save_s=measures.saves.duration_s(size_bytes),
             restore_s=measures.restores.duration_s(size_bytes),
-            return_p=measures.returns.return_p(conversation.number, now_s) * measures.use,
+            return_p=return_p * measures.use,
             loss_p=loss_p,
             streams=instance.decoding,
             gap_s=1 / rates.decode_tps,

@@ -195,6 +195,10 @@ class UpstreamResponse(asyncio.Protocol):
             self._transport.resume_reading()
         return body
 
+    def stop_taking(self) -> None:
+        """Give the `take` of the current `read` no further bytes."""
+        self._take = None
+
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()

@@ -106,6 +106,11 @@ class Splitter:
         event, self._rest = self._rest[:end], self._rest[end:]
         return event
 
+    @property
+    def is_between(self) -> bool:
+        """Whether the bytes so far end with an event."""
+        return not self._rest
+
     def take_rest(self) -> bytes:
         """Remove and return the bytes of the incomplete event."""
         rest, self._rest = self._rest, b""

@@ -164,6 +164,23 @@ class Timings:
         """Add the tokens that a discarded earlier response to the same prompt generated."""
         return self.plus(replace(discarded, cached_tokens=0, prompt_tokens=0, prompt_ms=0.0))
 
+    def continuing(self, before: Timings | None) -> Timings:
+        """Return the timings of an answer whose first part has the timings `before`.
+
+        The prompt of the rest contains that part; the first prompt counts.
+        """
+        if before is None:
+            return self
+        whole = self.plus(before)
+        prompt = before.cached_tokens, before.prompt_tokens, before.prompt_ms
+        return Timings(
+            *prompt,
+            whole.decoded_tokens,
+            whole.decode_ms,
+            whole.drafted_tokens,
+            whole.accepted_tokens,
+        )
+
     def plus(self, other: Timings | None) -> Timings:
         """Return the sums; the times may overlap."""
         if other is None:

@@ -30,6 +30,7 @@ _PHASES: Final[Mapping[str, str]] = {
     "slots": "asking for the slots",
     "prefill": "prefill",
     "decode": "decode",
+    "paused": "paused",
     "stalled": "client not reading",
     "other": "other",
 }

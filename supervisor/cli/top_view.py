@@ -39,7 +39,16 @@ def first_row(selected: int | None, count: int, rows: int) -> int:
 
 Order = Literal["age", "model", "tokens/s", "tokens", "client", "phase"]
 
-_PHASES: Final = ("reading", "queued", "loading", "prefill", "decode", "stalled", "ending")
+_PHASES: Final = (
+    "reading",
+    "queued",
+    "loading",
+    "prefill",
+    "decode",
+    "paused",
+    "stalled",
+    "ending",
+)
 # Sort keys, in the order of the keys to press; names ascend, figures descend.
 _BY: Final[Mapping[Order, Callable[[RequestStats], Any]]] = {
     "age": lambda request: -request.age_s,

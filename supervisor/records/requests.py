@@ -30,13 +30,13 @@ _BY_TYPE: Final = {
         cache rules tool_calls
     """,
     "INTEGER": """
-        slot streamed conversation diverted status attempts continued bytes_out
+        slot streamed conversation diverted status attempts continued yields bytes_out
         expected_cached_tokens cached_tokens prompt_tokens decoded_tokens drafted_tokens
         accepted_tokens
     """,
     "REAL": """
-        duration_ms queued_ms evict_ms load_ms slots_ms prefill_ms decode_ms stalled_ms other_ms
-        first_byte_ms first_token_ms engine_prefill_ms engine_decode_ms
+        duration_ms queued_ms evict_ms load_ms slots_ms prefill_ms decode_ms paused_ms stalled_ms
+        other_ms first_byte_ms first_token_ms engine_prefill_ms engine_decode_ms
     """,
 }
 FIGURES: Final = {name: kind for kind, names in _BY_TYPE.items() for name in names.split()}

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from support.corral_cli import CorralCli, until
 from support.fork_server import Fork
@@ -140,6 +141,77 @@ def test_every_line_has_one_result_whenever_the_daemon_is_killed(
     assert command.wait(60) == 0  # it has waited for each of them
     assert batch(corral)["request_counts"] == {"total": 40, "completed": 40, "failed": 0}
     assert ids(tmp_path / "some.output.jsonl") == [f"r{i}" for i in range(40)]
+
+
+ONE_SLOT = """
+[models.tiny]
+path = "{path}"
+[models.tiny.flags]
+parallel = 1
+threads = 1
+"""
+
+
+def chat_lines(path: Path, count: int, tokens: int) -> Path:
+    """Write a file of greedy chats, the ids r0, r1, …"""
+    lines = [
+        {"custom_id": f"r{i}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+        for i in range(count)
+        for body in [{**chat(f"go {i}", tokens), "temperature": 0}]
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def chat(text: str, tokens: int) -> dict[str, Any]:
+    messages = [{"role": "user", "content": text}]
+    return {"model": "tiny", "messages": messages, "max_tokens": tokens, "ignore_eos": True}
+
+
+def decodes(corral: CorralCli) -> bool:
+    found = httpx.get(f"{corral.url}/metrics", timeout=60).text.splitlines()
+    return any(line.startswith("corral_slots_decode") and line.endswith(" 1.0") for line in found)
+
+
+def test_a_line_that_is_paused_when_the_daemon_is_killed_is_computed_once(
+    corral: CorralCli, slow_model: Path, tmp_path: Path
+) -> None:
+    corral.configure(ONE_SLOT.format(path=slow_model))
+    daemon = corral.serve()
+    assert corral.fork_server
+    path = chat_lines(tmp_path / "some.jsonl", 2, 400)
+    command = corral.fork_server.start(["batch", "run", str(path)], corral.env, tmp_path, {})
+    until(lambda: decodes(corral))
+    url = f"{corral.url}/v1/chat/completions"
+    with httpx.stream("POST", url, json={**chat("now", 9000), "stream": True}, timeout=60) as now:
+        next(now.iter_bytes())  # so the line has given up the only slot
+        daemon.send_signal(signal.SIGKILL)
+        daemon.wait()
+    corral.serve()
+    assert command.wait(60) == 0
+    assert batch(corral)["request_counts"] == {"total": 2, "completed": 2, "failed": 0}
+    assert ids(tmp_path / "some.output.jsonl") == ["r0", "r1"]
+
+
+def test_a_line_that_pauses_has_the_answer_of_one_that_does_not(
+    corral: CorralCli, smollm2: Path, tmp_path: Path
+) -> None:
+    corral.configure(ONE_SLOT.format(path=smollm2))
+    corral.ok("start")
+    found = []
+    for name in ("paused", "alone"):
+        path = chat_lines(tmp_path / f"{name}.jsonl", 1, 100)
+        assert corral.fork_server
+        command = corral.fork_server.start(["batch", "run", str(path)], corral.env, tmp_path, {})
+        while name == "paused" and command.poll() is None:
+            httpx.post(f"{corral.url}/v1/chat/completions", json=chat("now", 2), timeout=60)
+        assert command.wait(60) == 0
+        (line,) = (tmp_path / f"{name}.output.jsonl").read_text().splitlines()
+        body = json.loads(line)["response"]["body"]
+        found.append((body["choices"], body["usage"]["completion_tokens"]))
+    assert found[0] == found[1]
+    ended = corral.data("requests", "--last", "1000")
+    assert any(entry["yields"] for entry in ended)
 
 
 def test_the_key_comes_from_the_environment(

@@ -15,6 +15,7 @@ from support.upstream import Call, Script
 from proxy.errors import Unfinished
 from proxy.forward.assemblers import CompletedResponse
 from proxy.forward.second_request import continuations
+from proxy.observe.record import AccessRecord, Timeline
 from proxy.request.request import ProxyRequest
 from proxy.router.lease import ProcessExit
 from proxy.upstream.endpoint_kinds import EndpointKind
@@ -156,10 +157,11 @@ def unfinished(sent: bytes) -> Unfinished | None:
     return response.partial_text()
 
 
-def rest_of(sent: bytes, **members: Any) -> list[tuple[ProxyRequest, bool]]:
+def rest_of(sent: bytes, **members: Any) -> list[ProxyRequest]:
     partial = unfinished(sent)
     assert partial is not None
-    return list(continuations(request(**members), partial))
+    record = AccessRecord("r1", Timeline())
+    return [rest for rest, _ in continuations(request(**members), record, partial)]
 
 
 @pytest.mark.parametrize(
@@ -210,11 +212,12 @@ def test_what_would_begin_anew_is_not_continued(members: dict[str, Any]) -> None
 def test_only_one_that_repeats_itself_is_asked_for_again(
     members: dict[str, Any], is_replay: list[bool]
 ) -> None:
-    assert [replays for _, replays in rest_of(SENT, **members)] == is_replay
+    rests = rest_of(SENT, **members)
+    assert [rest.json["messages"] == MESSAGES for rest in rests] == is_replay
 
 
 def test_one_of_which_no_text_was_sent_begins_again() -> None:
     sent = b": wait\n\n" + ROLE
-    ((rest, _),) = rest_of(sent, max_tokens=5)
+    (rest,) = rest_of(sent, max_tokens=5)
     assert json.loads(rest.body) == {**request(max_tokens=5).json}
     assert unfinished(sent) == Unfinished("", 0, "one")

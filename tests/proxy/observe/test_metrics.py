@@ -77,9 +77,17 @@ def test_what_is_found_of_the_expected_tokens_is_never_more_than_these() -> None
     assert counters.counts["expected_tokens_found"][LABELS] == 70
 
 
+def test_a_pause_is_counted_with_its_time() -> None:
+    paused = {"yields": 2, "paused_ms": 900.0}
+    counters = after(("request.finished", {}), ("request.finished", paused))
+    assert counters.counts["yields"][LABELS] == 2
+    assert counters.histograms["paused_seconds"][LABELS].total == pytest.approx(0.9)
+    assert sum(counters.histograms["paused_seconds"][LABELS].counts) == 1
+
+
 def test_times_are_in_seconds_and_the_time_per_token_is_a_mean() -> None:
     histograms = after(("request.finished", {})).histograms
-    totals = {name: histogram[LABELS].total for name, histogram in histograms.items()}
+    totals = {name: found[LABELS].total for name, found in histograms.items() if LABELS in found}
     assert totals == pytest.approx(
         {
             "queue_seconds": 0.0,

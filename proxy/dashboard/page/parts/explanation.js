@@ -13,6 +13,7 @@ const PHASES = {
   slots: "Asking for the slots",
   prefill: "Prefill",
   decode: "Decode",
+  paused: "Paused",
   stalled: "Client did not read",
   other: "Other",
 };
