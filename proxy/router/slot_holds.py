@@ -11,10 +11,10 @@ A hold ends when the turn comes (`kept`), when its time is over (`expired`), whe
 has waited long enough or has a higher priority (`yielded`), or when its instance leaves service or
 the turn goes to another one (`ended`).
 
-No request starves: it waits for held slots twice as long as its own answer takes, then it
-gets the one that costs least to hand over. Several such requests take turns, so that handing over
-takes a small part of the time. A turn that finds its slot held counts for its client in the fair
-queue as any other, so once its slot is handed over, the clients that waited come first.
+No request starves: it waits for held slots as long as its own answer takes, then it gets the one
+that costs least to hand over. Several such requests take turns, so that handing over takes a small
+part of the time. A turn that finds its slot held counts for its client in the fair queue as any
+other, so once its slot is handed over, the clients that waited come first.
 
 A client that leaves during its answer has no hold. A closed connection after it says nothing: many
 clients open one for each request.
@@ -38,7 +38,7 @@ from proxy.settings import ProxySettings
 HoldResult = Literal["kept", "expired", "yielded", "ended"]
 
 # The longest wait for held slots, as a multiple of the expected time of the own answer.
-_PATIENCE: Final = 2.0
+_PATIENCE: Final = 1.0
 # But no longer than this share of its own timeout.
 _TIMEOUT_SHARE: Final = 0.5
 _CALLED_MAX: Final = 512

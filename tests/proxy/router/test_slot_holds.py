@@ -178,7 +178,7 @@ def test_the_next_turn_keeps_its_slot_although_a_stranger_waits() -> None:
         await agent.learn()
         await agent.ask()
         async with asyncio.TaskGroup() as group:
-            waiting = group.create_task(stranger(found, order))
+            waiting = group.create_task(stranger(found, order, question="a long question " * 400))
             await asyncio.sleep(0.5)
             assert order == []
             holds = found.queues["chat"].holds
@@ -401,8 +401,8 @@ def test_a_full_queue_takes_the_slot_rather_than_refuse() -> None:
 
 def test_agents_end_sooner_and_single_turns_lose_nothing() -> None:
     seeds = (1, 2, 3)
-    without = [simulate(AgentsCase(0, seed, prefill_tps=500)) for seed in seeds]
-    found = [simulate(AgentsCase(20, seed, prefill_tps=500)) for seed in seeds]
+    without = [simulate(AgentsCase(0, seed, prefill_tps=250)) for seed in seeds]
+    found = [simulate(AgentsCase(20, seed, prefill_tps=250)) for seed in seeds]
 
     def ratio(figure: Callable[[AgentsOutcome], float]) -> float:
         return mean(map(figure, found)) / mean(map(figure, without))
