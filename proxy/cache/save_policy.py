@@ -454,6 +454,8 @@ def pays_to_compute_ahead(case: NextTurnCase) -> bool:
 # A turn that waits for a slot again counts by at most this multiple of what it has to compute:
 # where nothing is lost, an idle slot only changes the order of requests.
 _AGAIN_MAX: Final = 4.0
+# Where a conversation is computed or restored sooner, holds gain a few percent at best.
+_LOST_MIN_S: Final = 0.5
 
 
 def handover_s(lost_s: float, slots: int, wait_s: float) -> float:
@@ -464,6 +466,8 @@ def handover_s(lost_s: float, slots: int, wait_s: float) -> float:
         slots: Slots of the engine in use, with this one: it computes one prompt after the other.
         wait_s: How long the conversation would wait for a slot.
     """
+    if lost_s < _LOST_MIN_S:
+        return 0.0
     return slots * lost_s + min(wait_s, _AGAIN_MAX * lost_s)
 
 

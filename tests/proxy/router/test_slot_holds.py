@@ -78,6 +78,7 @@ def test_handing_over_costs_the_time_of_all_slots_and_the_wait_for_another() -> 
     assert handover_s(2, slots=1, wait_s=0) == 2
     assert handover_s(2, slots=4, wait_s=0) == 8
     assert handover_s(2, slots=4, wait_s=3) == 11
+    assert handover_s(0.4, slots=4, wait_s=60) == 0  # it is computed at once
     assert handover_s(0, slots=4, wait_s=60) == 0  # nothing is lost: only the order would change
 
 
