@@ -224,7 +224,13 @@ class EventStream:
         self._throttle = Throttle(_CLIENT_CAUSED_MAX, self._report_withheld)
 
     def emit(self, name: str, /, **fields: object) -> None:
-        """Pass on an event; never blocks, and no sink or listener makes it fail."""
+        self.report(name, fields)
+
+    def report(self, name: str, fields: Mapping[str, object]) -> None:
+        """Pass on an event; never blocks, and no sink or listener makes it fail.
+
+        Nothing may change `fields` any more.
+        """
         if fields.keys() != _FIELDS[name]:
             raise ValueError(f"{name} takes the fields {EVENTS[name][1]}, not {tuple(fields)}")
         cause = _CLIENT_CAUSED.get(name)

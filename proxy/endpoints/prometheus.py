@@ -21,7 +21,7 @@ from proxy.cache.save_policy import OperationCounts
 from proxy.common.background_tasks import FAILURES
 from proxy.endpoints.slots import SlotTotals, all_slots, totals_of
 from proxy.observe import metrics
-from proxy.observe.record import Emit, InFlight, InFlightRequest
+from proxy.observe.record import InFlight, InFlightRequest, Report
 from proxy.request.models import ModelInfo
 from proxy.router.lease import InstanceStats
 from proxy.router.next_turns import NextTurnCounts
@@ -113,10 +113,10 @@ class Metrics:
     """Counts events and renders `/metrics`."""
 
     def __init__(
-        self, settings: ProxySettings, emit: Emit, clock: Callable[[], float] = time.monotonic
+        self, settings: ProxySettings, report: Report, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._clock = clock
-        self._counters = metrics.RequestCounters(emit)
+        self._counters = metrics.RequestCounters(report)
         # Takes an event and its fields as they are; `emit` takes them by name.
         self.report = self._counters.report
         self._scrape = metrics.Scrape(settings, clock)

@@ -38,7 +38,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from proxy.errors import ProxyError
-from proxy.observe.record import CLIENT_GONE, Emit, discard
+from proxy.observe.record import CLIENT_GONE, Report, discard
 from proxy.settings import ProxySettings
 from proxy.upstream.client import fetch, get_request
 from proxy.upstream.engine_state import PREFIX, parse_metrics, plain_values
@@ -149,8 +149,8 @@ class _Histograms(dict[str, Histogram]):
 class RequestCounters:
     """Counts since the start, by name and label values."""
 
-    def __init__(self, emit: Emit = discard) -> None:
-        self._emit = emit
+    def __init__(self, pass_on: Report = discard) -> None:
+        self._pass_on = pass_on
         self._rows: dict[_Key, _Row] = {}
         # Counters with other labels.
         names = ("requests_rejected", "fallbacks", "prompts_changed", "broken_tool_calls")
@@ -183,7 +183,7 @@ class RequestCounters:
             self._others["requests_rejected"][labels] += 1
         elif event == "upstream.failed":
             self._row(fields["model"], fields["instance"])["upstream_failures"] += 1
-        self._emit(event, **fields)
+        self._pass_on(event, fields)
 
     def begin(self, model: str, instance: str) -> None:
         """Start an instance's counters at 0: Prometheus ignores an increase to a first value."""

@@ -201,8 +201,8 @@ class Emit(Protocol):
 Report = Callable[[str, Mapping[str, object]], None]
 
 
-def discard(_name: str, /, **_fields: object) -> None:
-    """An `Emit` that ignores events."""
+def discard(_name: str, /, *_: object, **_fields: object) -> None:
+    """An `Emit` and a `Report` that ignores events."""
 
 
 def shorten_for_log(text: str) -> str:

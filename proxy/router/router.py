@@ -12,11 +12,22 @@ ends when a client needs the instance, because an engine computes two prompts on
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
+
+from attrs import define, field
 
 from proxy.cache.fingerprint import ConversationFingerprint, RestoredSlot, SlotFile
 from proxy.cache.index import PrefixIndex
@@ -27,6 +38,7 @@ from proxy.cache.slot_map import Slot
 from proxy.errors import (
     CrashesEngine,
     NotLoaded,
+    ProxyError,
     TrialCrashed,
     Unfinished,
     UpstreamConnectFailed,
@@ -89,6 +101,24 @@ def _background_request(upstream: Upstream) -> ProxyRequest:
         is_from_proxy=True,
         is_background=True,
     )
+
+
+@define(eq=False)
+class _Leasing(AbstractAsyncContextManager[Lease]):
+    """The block of `Router.lease`; a generator in its place would take microseconds."""
+
+    begin: Awaitable[Lease]
+    end: Callable[[Lease, BaseException | None], Coroutine[Any, Any, None]]
+    lease: Lease = field(init=False)
+
+    async def __aenter__(self) -> Lease:
+        self.lease = await self.begin
+        return self.lease
+
+    def __aexit__(
+        self, _kind: object, error: BaseException | None, _trace: object
+    ) -> Coroutine[Any, Any, None]:
+        return self.end(self.lease, error)
 
 
 class Router:
@@ -359,14 +389,13 @@ class Router:
 
     # A request.
 
-    @asynccontextmanager
-    async def lease(
+    def lease(
         self,
         request: ProxyRequest,
         avoid: Collection[str] = (),
         load: Load | None = None,
         yielded: SlotYielded | None = None,
-    ) -> AsyncIterator[Lease]:
+    ) -> _Leasing:
         """Hold one slot of an instance for the length of the block, after a wait if none is free.
 
         The block must send the request at once, to `lease.upstream` and with `lease.id_slot`.
@@ -392,6 +421,16 @@ class Router:
             UpstreamCrashed: Replaces the error that a crash caused in the block.
             UpstreamKilled: Replaces the error that a SIGKILL from outside caused in it.
         """
+        return _Leasing(self._begin(request, avoid, load, yielded), self._end)
+
+    async def _begin(
+        self,
+        request: ProxyRequest,
+        avoid: Collection[str],
+        load: Load | None,
+        yielded: SlotYielded | None,
+    ) -> Lease:
+        """Begin the block of a lease."""
         self._crash_suspects.check(request)
         queue = self.queues[request.model]
         queued = queue_entry(request, avoid, self._clock(), yielded)
@@ -400,27 +439,44 @@ class Router:
             self.signals.slots_taken(lease, lease.upstream, 1 + len(lease.beside))
         try:
             self._crash_suspects.check(request)  # an equal request may have crashed meanwhile
-            with lease:
-                if lease.is_taken and lease.instance in self.next_turns.running:
-                    self.next_turns.abort(lease.instance)
-                if request.keep_alive_s is not None and lease.upstream.node is None:
-                    self.signals.keep_alive(request.model, request.keep_alive_s)
-                self._first_byte_monitor.watch(lease)
-                await self._slot_selector.select(lease)
-                try:
-                    yield lease
-                except UpstreamFailed as error:
-                    await self._raise_exit(error, lease)
-                    raise
-                self._crash_suspects.clear(request)
-        except (UpstreamConnectFailed, CrashesEngine) as error:
-            for slot_lease in lease.slots:
-                self._release(slot_lease)  # the engine does not compute it
-            if isinstance(error, UpstreamConnectFailed):
-                self.signals.connect_failed(lease.upstream, error)
+            lease.__enter__()
+            if lease.is_taken and lease.instance in self.next_turns.running:
+                self.next_turns.abort(lease.instance)
+            if request.keep_alive_s is not None and lease.upstream.node is None:
+                self.signals.keep_alive(request.model, request.keep_alive_s)
+            self._first_byte_monitor.watch(lease)
+            await self._slot_selector.select(lease)
+        except BaseException as error:
+            self._leave(lease, error)
+            raise
+        return lease
+
+    async def _end(self, lease: Lease, error: BaseException | None) -> None:
+        """End the block of a lease; raise the error for the client if it is another one."""
+        if error is None:
+            self._crash_suspects.clear(lease.request)
+        try:
+            if isinstance(error, UpstreamFailed):
+                await self._raise_exit(error, lease)
+        except BaseException as found:
+            self._leave(lease, found)
+            raise
+        self._leave(lease, error)
+
+    def _leave(self, lease: Lease, error: BaseException | None) -> None:
+        """Free the slots of a lease that ends; raise the error that cut it, if one did."""
+        try:
+            lease.__exit__(type(error) if error else None, error, None)
+        except ProxyError as cut_by:
+            error = cut_by
             raise
         finally:
-            self._end(lease)
+            if error and isinstance(error, UpstreamConnectFailed | CrashesEngine):
+                for slot_lease in lease.slots:
+                    self._release(slot_lease)  # the engine does not compute it
+                if isinstance(error, UpstreamConnectFailed):
+                    self.signals.connect_failed(lease.upstream, error)
+            self._free(lease)
 
     async def _raise_exit(self, error: UpstreamFailed, lease: Lease) -> None:
         """Raise the error for the client if the end of a process caused the given one."""
@@ -581,7 +637,7 @@ class Router:
         if lease.upstream.cache_key:
             self._saver.note_end(lease.instance)
 
-    def _end(self, lease: Lease) -> None:
+    def _free(self, lease: Lease) -> None:
         instance = lease.instance
         self._first_byte_monitor.forget(lease)
         instance.bytes_received += lease.progress.bytes_received

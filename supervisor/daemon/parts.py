@@ -76,7 +76,7 @@ class DaemonParts:
         self.events = events
         self.notifier = notifier
         proxy, emit = proxy_settings.check_proxy_settings(loaded.settings.proxy), events.emit
-        self.metrics = Metrics(proxy, emit)
+        self.metrics = Metrics(proxy, events.report)
         self.router = Router(proxy, self.metrics.emit, is_on_battery=is_on_battery)
         self.stats = StatsReader(functools.partial(self.metrics.engine_values, self.router))
         self._adapted: dict[str, SettingsByFlag] = {}

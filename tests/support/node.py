@@ -117,7 +117,7 @@ class NodesProxy:
 
     def __init__(self, *nodes: ConfiguredNode, settings: ProxySettings = SETTINGS) -> None:
         self.emitted: list[tuple[str, dict[str, Any]]] = []
-        metrics = Metrics(settings, self._hear)
+        metrics = Metrics(settings, lambda name, fields: self._hear(name, **fields))
         self.router = Router(settings, metrics.emit)
         self.here = FakeLoader(self.router)
         self.here.model_infos = []

@@ -435,8 +435,8 @@ class ProxyHarness:
 
         self._stack.push_async_callback(end)
 
-    def _hear(self, name: str, /, **fields: object) -> None:
-        self.emitted.append((name, fields))
+    def _hear(self, name: str, fields: Mapping[str, Any]) -> None:
+        self.emitted.append((name, {**fields}))
 
 
 def free_port() -> int:
