@@ -6,6 +6,7 @@ The model `broken` writes `{"city": }`, which the engine answers with an error.
 import json
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -14,6 +15,10 @@ import ollama
 import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
+from support.corral_cli import CorralCli
+from support.fork_server import ForkServer
+
+from scripts.client_programs import scripted_model
 
 PARAMETERS: dict[str, object] = {
     "type": "object",
@@ -30,6 +35,53 @@ OTHER_TOOL: ChatCompletionToolParam = {
     "function": {"name": "rain", "parameters": {"type": "object"}},
 }
 BROKEN = '{"city": "Os'
+
+SETTINGS = """
+# It writes BROKEN_CALL, or where a grammar forbids that, GOOD_CALL.
+[models.broken]
+path = "{broken}"
+tool_calls = "repair"
+[models.broken.flags]
+ctx-size = 2048
+threads = 1
+
+# Its template takes arguments as objects.
+[models.strict]
+path = "{tiny}"
+[models.strict.flags]
+chat-template-file = "{strict_template}"
+ctx-size = 2048
+parallel = 1
+threads = 1
+
+[proxy.ollama]
+enabled = true
+"""
+START = "<|im_start|>assistant\\n"
+BROKEN_CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": }}\n</tool_call>'
+
+GOOD_CALL = '{"name": "weather", "arguments": {"city": "Oslo"}}'
+
+
+@pytest.fixture(scope="module")
+def url(
+    tmp_path_factory: pytest.TempPathFactory,
+    fork_server: ForkServer,
+    smollm2: Path,
+    tiny_model: Path,
+) -> Iterator[str]:
+    corral = CorralCli(tmp_path_factory.mktemp("c"), fork_server)
+    template = Path(__file__).with_name("tools.jinja")
+    calling = template.read_text("utf-8").replace(START, f"{START}<|say|>")
+    lines = [scripted_model.Line("<|say|>", BROKEN_CALL, GOOD_CALL)]
+    broken = scripted_model.write(corral.root / "broken.gguf", smollm2, lines, calling, ctx=2048)
+    strict_template = template.with_name("qwen2.5.jinja")
+    corral.configure(
+        SETTINGS.format(broken=broken, tiny=tiny_model, strict_template=strict_template)
+    )
+    corral.ok("start", "broken", "strict")
+    yield corral.url
+    corral.end()
 
 
 @pytest.fixture

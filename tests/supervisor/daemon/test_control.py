@@ -361,6 +361,7 @@ async def test_a_save_lists_the_saved_slots_without_their_text(
                 "size_bytes": 1000,
                 "saved_at": "2026-01-01T12:00:00+00:00",
                 "encrypted": False,
+                "adapters": [],
             }
         ]
     }
