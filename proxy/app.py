@@ -45,7 +45,6 @@ from proxy.request.models import EngineReader, ModelControl, ModelLoader, Ollama
 from proxy.request.stored_responses import ResponseStore
 from proxy.router.batch_queue import BatchQueue
 from proxy.router.estimator import Estimator, LoadForecaster
-from proxy.router.lease import SlotUse
 from proxy.router.router import Router
 from proxy.settings import JobSettings, ProxySettings
 
@@ -106,7 +105,7 @@ class App:
         self._routes = Routes()
         self._features = tuple(self._make_features(backend))
         if settings.api_keys_file:
-            router.signals.slots_freed.connect(self._charge)
+            router.signals.charged.connect(self.core.admission.tokens.charge)
         for feature in self._features:
             metrics.add(feature.metrics)
             if feature.is_at_main_address:
@@ -195,10 +194,6 @@ class App:
         async with asyncio.TaskGroup() as group:
             for feature in self._features:
                 group.create_task(feature.run())
-
-    def _charge(self, _: Hashable, use: SlotUse) -> None:
-        if use.client:
-            self.core.admission.tokens.charge(use.client, use.tokens.total)
 
     def close(self) -> None:
         """Close files and threads, once no request is in flight."""

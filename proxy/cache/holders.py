@@ -460,28 +460,25 @@ class RemotePrefixes:
     def __init__(self, hashes_max: int) -> None:
         self._hashes_max = hashes_max
         # Expiry time by instance; both dictionaries have the latest last.
-        self._holders: OrderedDict[int, dict[str, float]] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._holders)
+        self.holders: OrderedDict[int, dict[str, float]] = OrderedDict()
 
     def add(self, instance: str, turn_hashes: Iterable[int], now_s: float) -> None:
         """Note turn hashes that an instance reports, oldest first."""
         for turn_hash in turn_hashes:
-            holders = self._holders.setdefault(turn_hash, {})
+            holders = self.holders.setdefault(turn_hash, {})
             holders.pop(instance, None)
             holders[instance] = now_s + EXPIRES_S
             if len(holders) > _HOLDERS_MAX:
                 del holders[next(iter(holders))]
-            self._holders.move_to_end(turn_hash)
-        while len(self._holders) > self._hashes_max:
-            self._holders.popitem(last=False)
+            self.holders.move_to_end(turn_hash)
+        while len(self.holders) > self._hashes_max:
+            self.holders.popitem(last=False)
 
     def forget(self, instance: str) -> None:
-        for turn_hash, holders in tuple(self._holders.items()):
+        for turn_hash, holders in tuple(self.holders.items()):
             holders.pop(instance, None)
             if not holders:
-                del self._holders[turn_hash]
+                del self.holders[turn_hash]
 
     def find(self, prompt: Prompt, now_s: float) -> tuple[Mapping[str, int], str | None, int]:
         """Return the beliefs about a prompt; the instances may serve other models.
@@ -489,12 +486,12 @@ class RemotePrefixes:
         They are the tokens that each instance holds, the owner (the instance that has most of the
         conversation, or None), and the index of the owner's latest turn in the turn hashes.
         """
-        if not self._holders:
+        if not self.holders:
             return {}, None, 0
         turns: dict[str, int] = {}
         owner, owners_turn, told = None, 0, tuple(map(prompt.shared_turn_hash, prompt.turn_hashes))
         for turn in reversed(range(len(prompt.turn_hashes))):
-            holders = self._holders.get(told[turn])
+            holders = self.holders.get(told[turn])
             for instance, expires_at_s in reversed(holders.items()) if holders else ():
                 if instance not in turns and expires_at_s > now_s:
                     turns[instance] = turn

@@ -199,7 +199,7 @@ class PrefixIndex:
                 owner = None if owner and lost & self._runs[owner].bit else owner
             saved = self._saved_prefixes(prompt, session)
         cached: Levels = merge_levels(held, saved) if saved else held
-        if self.remote:
+        if self.remote.holders:
             owner, cached = self._add_remote(prompt, owner, cached)
         return CacheHint(owner, cached, held, saved, conversation)
 
@@ -298,9 +298,10 @@ class PrefixIndex:
             # A low ratio means that its cache has little room; without expected tokens there is no
             # doubt.
             found = timings.cached_tokens / expected_cached if expected_cached else 1.0
-            self._by_ratio[run.ratio_step] &= ~run.bit
-            run.hit_ratio = average(run.hit_ratio, min(1.0, found))
-            self._by_ratio[run.ratio_step] |= run.bit
+            if found < 1 or run.hit_ratio < 1:
+                self._by_ratio[run.ratio_step] &= ~run.bit
+                run.hit_ratio = average(run.hit_ratio, min(1.0, found))
+                self._by_ratio[run.ratio_step] |= run.bit
             self._add_prefix(run, prompt.blocks)
         if reply and (conversation := self._conversations.get(prompt.turn_hashes[-1])):
             self._conversations.add_turn(conversation, prompt.hash_with_reply(reply))

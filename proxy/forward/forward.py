@@ -33,6 +33,7 @@ import orjson
 from multidict import CIMultiDict
 
 from proxy.auth.api_keys import Admission
+from proxy.auth.keys_file import Key
 from proxy.common.headers import CACHE_OWNER, EVENT_STREAM, HOP, JSON, PRIORITY, for_client
 from proxy.errors import (
     ProxyError,
@@ -150,14 +151,25 @@ class Forward:
                 return request
             request = await other
 
-    async def _handle(
+    def _handle(
         self, request: ProxyRequest, response: Response, turn: StoredTurn | None
-    ) -> None:
-        key = self._admission and self._admission.keys.limited.get(request.client)
+    ) -> Awaitable[None]:
+        key = self._admission.keys.limited.get(request.client) if self._admission else None
         is_estimated = request.wait_s is not None or self._estimator.is_due
         if request.kind is EndpointKind.CHAT and not (key or is_estimated):  # most requests
-            await self._answer(request, response)
-            return
+            return self._answer(request, response)
+        return self._handle_special(request, response, turn, key, is_estimated=is_estimated)
+
+    async def _handle_special(
+        self,
+        request: ProxyRequest,
+        response: Response,
+        turn: StoredTurn | None,
+        key: Key | None,
+        *,
+        is_estimated: bool,
+    ) -> None:
+        """Answer a request that is estimated, limited by its key, or for another API than chat."""
         with contextlib.ExitStack() as stack:
             if self._admission and key:
                 tokens = request.prompt.tokens if request.prompt else 0
@@ -176,7 +188,8 @@ class Forward:
             await self._answer(request, response)
 
     async def _answer(self, request: ProxyRequest, response: Response) -> None:
-        if is_passed_stream(request):
+        is_stream = is_passed_stream(request)
+        if is_stream:
             response.start_pings()
         try:
             if "tools" in request.json:
@@ -190,7 +203,8 @@ class Forward:
             response.record.count_calls("history", refused.count)
             await self._answer(refused.request, response)
         finally:
-            await response.cancel_pings()
+            if is_stream:
+                await response.cancel_pings()
 
     async def _forward_with_tools(self, request: ProxyRequest, response: Response) -> None:
         if call := second_request.call_request(request):

@@ -123,23 +123,22 @@ class PrefillFilter:
         if not is_start(piece):
             self.is_over = True
             self.latest = prompt_of(piece) or self.latest
-            return self._role + self._join_first_token(event, piece)
+            begun = self._template_piece
+            return self._role + (_join_first_token(begun, event, piece) if begun else event)
         if self._hides_progress:  # only the next piece tells whether this is the last role
             self._role, event = event, b""
         return event
 
-    def _join_first_token(self, event: bytes, piece: Mapping[str, Any]) -> bytes:
-        """Return the template's text followed by the first token."""
-        begun = self._template_piece
-        if begun is None:
-            return event
-        before, token = _text_of(begun), _text_of(piece)
-        if before and token and before[0] == token[0]:
-            choice = piece["choices"][0]
-            delta = {**choice["delta"], token[0]: before[1] + token[1]}
-            return data_event({**piece, "choices": [{**choice, "delta": delta}]})
-        members = {key: value for key, value in begun.items() if key != "prompt_progress"}
-        return data_event(members) + event
+
+def _join_first_token(begun: Mapping[str, Any], event: bytes, piece: Mapping[str, Any]) -> bytes:
+    """Return the template's text, which is in the piece `begun`, followed by the first token."""
+    before, token = _text_of(begun), _text_of(piece)
+    if before and token and before[0] == token[0]:
+        choice = piece["choices"][0]
+        delta = {**choice["delta"], token[0]: before[1] + token[1]}
+        return data_event({**piece, "choices": [{**choice, "delta": delta}]})
+    members = {key: value for key, value in begun.items() if key != "prompt_progress"}
+    return data_event(members) + event
 
 
 def _text_of(piece: Mapping[str, Any]) -> tuple[str, str] | None:

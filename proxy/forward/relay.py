@@ -128,7 +128,7 @@ def plan_request(request: ProxyRequest, *, is_rest: bool = False) -> UpstreamReq
         changes["return_progress"] = True
     body = request.body
     # Serialising a large body takes long, and of a repeated member the last counts.
-    if changes.keys() & members.keys() and len(body) <= _REWRITTEN_MAX_BYTES:
+    if not changes.keys().isdisjoint(members) and len(body) <= _REWRITTEN_MAX_BYTES:
         body = orjson.dumps({**members, **changes})
     elif changes:
         body = _with_members(body, changes, is_empty=not members)

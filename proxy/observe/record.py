@@ -338,7 +338,7 @@ class AccessRecord:
                     "status": rejected_by.status,
                     "code": rejected_by.code,
                     "reason": shorten_for_log(rejected_by.message),
-                    "cancelled": self._cancelled_by(),
+                    "cancelled": self._cancelled_by() if self.status == CLIENT_GONE else None,
                     **times_ms,
                 },
             )
@@ -368,7 +368,7 @@ class AccessRecord:
                     "first_byte_ms": self._first_byte_ms,
                     "first_token_ms": self.timeline.first_token_ms,
                     "bytes_out": self.bytes_out,
-                    "cancelled": self._cancelled_by(),
+                    "cancelled": self._cancelled_by() if self.status == CLIENT_GONE else None,
                     "cache_cause": self.cache.cause if self.cache else None,
                     "cache_tier": self.cache.tier if self.cache else None,
                     "cache": self.cache.as_fields() if self.cache else None,
@@ -393,9 +393,7 @@ class AccessRecord:
             error=shorten_for_log(error.message),
         )
 
-    def _cancelled_by(self) -> Literal["client", "operator"] | None:
-        if self.status != CLIENT_GONE:
-            return None
+    def _cancelled_by(self) -> Literal["client", "operator"]:
         return "operator" if self.code == RequestCancelled.code else "client"
 
     def _tokens(self) -> dict[str, float | None]:

@@ -540,12 +540,6 @@ class Lease(InFlightRequest):
         computed = progress.prompt_total - progress.cached
         return Timings(progress.cached, computed, prompt_ms, tokens, decode_ms)
 
-    def note_released(self) -> None:
-        """Note that the engine computes nothing for it any more."""
-        if self.owners:
-            self.owners.note_release(self)
-            self.instance.note_placed()
-
     def report(self, timings: Timings | None) -> None:
         """Add the timings of a complete response, summed over its choices."""
         if timings:
@@ -734,3 +728,5 @@ class RouterSignals:
         self.answered = Signal[[Lease]]()
         # The slots of a request are idle again; called once for each `slots_taken`.
         self.slots_freed = Signal[[Hashable, SlotUse]]()
+        # So many tokens were computed for a client, prompt and answer together.
+        self.charged = Signal[[str, int]]()

@@ -360,6 +360,7 @@ class Router:
     def charge(self, use: SlotUse) -> None:
         """Report tokens that were computed for a client without a lease of its own."""
         self.signals.slots_freed(object(), use)
+        self.signals.charged(use.client, use.tokens.total)
 
     # Statistics.
 
@@ -476,7 +477,14 @@ class Router:
                     self._release(slot_lease)  # the engine does not compute it
                 if isinstance(error, UpstreamConnectFailed):
                     self.signals.connect_failed(lease.upstream, error)
-            self._free(lease)
+            self._first_byte_monitor.forget(lease)
+            instance = lease.instance
+            instance.bytes_received += lease.progress.bytes_received
+            for slot_lease in (lease, *lease.beside) if instance.leases else ():
+                if slot_lease in instance.leases:
+                    self._slot_releaser.release_when_idle(slot_lease, self._release)
+            if not instance.in_service:
+                self.registry.discard_if_unused(instance)
 
     async def _raise_exit(self, error: UpstreamFailed, lease: Lease) -> None:
         """Raise the error for the client if the end of a process caused the given one."""
@@ -597,8 +605,8 @@ class Router:
             slot_map.set_conversation(slot, lease.conversation, held, prompt.blocks)
             if lease.upstream.cache_key:
                 self._saver.note_turn(lease, timings)
-            if reply and (tools := called_tools(reply)) and lease.request.slots == 1:
-                self.queues[lease.request.model].holds.begin(lease, held, tools)
+            if reply and "tools" in lease.request.json:
+                self.queues[lease.request.model].holds.begin(lease, held, called_tools(reply))
             if reply and (ahead := self.next_turns.note_turn(lease, timings, reply)):
                 lease.finding = lease.finding and lease.finding._replace(ahead=ahead)
 
@@ -625,10 +633,15 @@ class Router:
 
     def _release(self, lease: Lease, held: Iterable[int] = ()) -> None:
         """Free one slot, and report its use; `held` are the tokens in idle slots."""
-        lease.note_released()
+        if lease.owners:
+            lease.owners.note_release(lease)
+            lease.instance.note_placed()
         if lease.is_taken:
             lease.is_taken = False
-            self.signals.slots_freed(lease, slot_use(lease, 1 + len(lease.beside), held))
+            use = slot_use(lease, 1 + len(lease.beside), held)
+            self.signals.slots_freed(lease, use)
+            if self.signals.charged and use.client:
+                self.signals.charged(use.client, use.tokens.total)
         self.queues[lease.request.model].release(lease)
         if lease.place and isinstance(lease.cut_by, SlotYielded):
             self._record_part(lease, lease.cut_by.unfinished, held)
@@ -636,16 +649,6 @@ class Router:
             self.next_turns.note_end(lease.instance)
         if lease.upstream.cache_key:
             self._saver.note_end(lease.instance)
-
-    def _free(self, lease: Lease) -> None:
-        instance = lease.instance
-        self._first_byte_monitor.forget(lease)
-        instance.bytes_received += lease.progress.bytes_received
-        for slot_lease in (lease, *lease.beside) if instance.leases else ():
-            if slot_lease in instance.leases:
-                self._slot_releaser.release_when_idle(slot_lease, self._release)
-        if not instance.in_service:
-            self.registry.discard_if_unused(instance)
 
     def _report_overdue(self, lease: Lease) -> None:
         limit_s = self._settings.cancel_timeout_s

@@ -102,6 +102,8 @@ class SlotHolds:
 
     def begin(self, lease: Lease, tokens: int, tools: Sequence[str]) -> None:
         """Hold the slot of a lease whose answer has called tools; its slot has `tokens` tokens."""
+        if not tools or lease.request.slots > 1:
+            return
         conversation, now_s = lease.conversation, self._clock()
         while self.expected:
             oldest = next(iter(self.expected.values()))

@@ -13,7 +13,7 @@ from array import array
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from support.requests import ask, upstream
+from support.requests import ask, upstream, with_tools
 from support.virtual_time import run_in_virtual_time
 
 from proxy.cache.prompt import BLOCK_TOKENS, NO_OUTLINE
@@ -198,7 +198,7 @@ class _History:
             self._reply_hash,
         )
         request = ask("", client=self._client, priority=priority, queue_timeout_s=3600)
-        return replace(request, prompt=prompt)
+        return replace(with_tools(request), prompt=prompt)
 
     def end_turn(self, answer_tokens: int) -> None:
         self._hashes.append(self._reply_hash)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from proxy.cache.prompt import read_prompt
@@ -38,3 +39,9 @@ def ask(
         prompt=read_prompt(kind, "chat", members),
         session=session,
     )
+
+
+def with_tools(request: ProxyRequest) -> ProxyRequest:
+    """Return the request of an agent."""
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    return replace(request, json={**request.json, "tools": tools})

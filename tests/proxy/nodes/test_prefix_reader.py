@@ -109,7 +109,7 @@ async def test_another_front_finds_each_conversation(machines: Machines) -> None
 
 async def told(front: NodesProxy, count: int) -> None:
     """Wait until a front was told of so many ends of turns."""
-    await until(lambda: len(front.router.cache.remote) >= count)
+    await until(lambda: len(front.router.cache.remote.holders) >= count)
 
 
 async def test_a_client_is_told_of_its_own_conversations_alone(
@@ -124,7 +124,7 @@ async def test_a_client_is_told_of_its_own_conversations_alone(
     await told(await machines.front("front-key"), 2)
     await Chat("sky").turn(guest)
     await told(guest, 2)
-    assert len(guest.router.cache.remote) == 2
+    assert len(guest.router.cache.remote.holders) == 2
     for machine in machines.machines.values():
         async with machine.http.get(PREFIXES) as response:
             assert response.status == 401
@@ -139,7 +139,7 @@ async def test_what_a_node_that_is_gone_held_is_forgotten(machines: Machines) ->
     await told(second, 2)
     await machines.machines[where].server.close()
     second.look_again()
-    await until(lambda: len(second.router.cache.remote) == 0)
+    await until(lambda: len(second.router.cache.remote.holders) == 0)
 
 
 @pytest.mark.parametrize(

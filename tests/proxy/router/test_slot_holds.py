@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.agents import AgentsCase, AgentsOutcome, simulate
-from support.requests import ask, upstream
+from support.requests import ask, upstream, with_tools
 from support.virtual_time import run_in_virtual_time
 
 from proxy.cache.prompt import called_tools
@@ -135,7 +135,7 @@ class Turns:
         self._texts = [STORY]
 
     async def ask(self, reply: dict[str, Any] = CALLED) -> Lease:
-        request = ask(*self._texts, client="agent", priority=self._priority)
+        request = with_tools(ask(*self._texts, client="agent", priority=self._priority))
         async with self._router.lease(request) as lease:
             await asyncio.sleep(1)
             timings = Timings(0, 1500, 3000.0, 20, 400.0)
