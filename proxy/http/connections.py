@@ -25,6 +25,7 @@ from importlib.util import find_spec
 from typing import Any, Final, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 from aiohttp import StreamReader, http_exceptions, web
+from attrs import define, field
 
 from proxy.common.headers import SERVER
 from proxy.errors import (
@@ -140,6 +141,7 @@ def descriptors_max() -> int:
     return _NO_LIMIT if soft == _resource.RLIM_INFINITY else int(soft)
 
 
+@define(eq=False, slots=False)
 class Handshakes:
     """Upgrades accepted connections to TLS.
 
@@ -147,22 +149,13 @@ class Handshakes:
     handshake is finished.
     """
 
-    def __init__(
-        self,
-        connections: Connections[Hashable],
-        context: ssl.SSLContext,
-        make: Callable[[], asyncio.Protocol],
-        *,
-        timeout_s: float,
-        shutdown_timeout_s: float,
-    ) -> None:
-        self._connections = connections
-        self._context = context
-        self._make = make
-        self._timeout_s = timeout_s
-        self._shutdown_timeout_s = shutdown_timeout_s
-        self._running: dict[asyncio.Task[None], _Accepted] = {}
-        self._is_closed = False
+    _connections: Connections[Hashable]
+    _context: ssl.SSLContext
+    _make: Callable[[], asyncio.Protocol]
+    _timeout_s: float
+    _shutdown_timeout_s: float
+    _running: dict[asyncio.Task[None], _Accepted] = field(factory=dict, init=False)
+    _is_closed: bool = field(default=False, init=False)
 
     def accept(self) -> asyncio.Protocol:
         return _Accepted(self)

@@ -17,6 +17,7 @@ from typing import Final
 
 import orjson
 from aiohttp import HttpVersion11, web
+from attrs import define
 
 from proxy.auth.access import (
     API,
@@ -136,30 +137,22 @@ def check(settings: ProxySettings) -> None:
     check_tracing(settings.tracing)
 
 
+@define(eq=False, slots=False)
 class RequestMiddleware:
     """Handles all requests of a server. Raises ConfigError if an origin or a host is invalid."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 (parts of the server)
-        self,
-        settings: ProxySettings,
-        routes: Routes,
-        server_state: ServerState,
-        report: Report,
-        connections: Connections[Hashable],
-        access: Access,
-        admission: Admission,
-        *,
-        tracer: Tracer | None = None,
-    ) -> None:
-        self._connections = connections
-        self._origins = OriginPolicy(settings)
-        self._access = access
-        self._keys = access.keys
-        self._admission = admission
-        self._routes = routes
-        self._server_state = server_state
-        self._report = report
-        self._tracer = tracer
+    _settings: ProxySettings
+    _routes: Routes
+    _server_state: ServerState
+    _report: Report
+    _connections: Connections[Hashable]
+    _access: Access
+    _admission: Admission
+    _tracer: Tracer | None = None
+
+    def __attrs_post_init__(self) -> None:
+        self._origins = OriginPolicy(self._settings)
+        self._keys = self._access.keys
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         fields = request.headers

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Final
 
 import orjson
+from attrs import define, field
 from xxhash import xxh3_128_digest
 
 from proxy.errors import (
@@ -125,6 +126,7 @@ _ENDED: Final = (ConnectionError, FileNotFoundError)
 Responds = Callable[[Upstream], Awaitable[bool]]
 
 
+@define(eq=False, slots=False)
 class FirstByteMonitor:
     """Moves requests away from instances that send no first byte and do not respond.
 
@@ -142,20 +144,14 @@ class FirstByteMonitor:
         changed: Called with the model of an instance that became silent, or responds again.
     """
 
-    def __init__(
-        self,
-        instances: Instances,
-        responds: Responds,
-        changed: Callable[[str], None],
-        tasks: InstanceTasks,
-    ) -> None:
-        self._instances = instances
-        self._responds = responds
-        self._changed = changed
-        self._tasks = tasks
-        self._waiting: dict[Lease, float] = {}  # with the time of its check, the earliest first
-        # One for all leases: a timer costs microseconds.
-        self._timer: asyncio.TimerHandle | None = None
+    _instances: Instances
+    _responds: Responds
+    _changed: Callable[[str], None]
+    _tasks: InstanceTasks
+    # With the time of its check, the earliest first.
+    _waiting: dict[Lease, float] = field(factory=dict, init=False)
+    # One for all leases: a timer costs microseconds.
+    _timer: asyncio.TimerHandle | None = field(default=None, init=False)
 
     def watch(self, lease: Lease) -> None:
         """Watch a request until `forget`; a node watches its own requests."""
@@ -249,6 +245,7 @@ ListSlots = Callable[[Upstream], Awaitable[Sequence[SlotState] | None]]
 Free = Callable[[Lease, Sequence[int]], None]
 
 
+@define(eq=False, slots=False)
 class SlotReleaser:
     """Frees the slots of requests that ended before their response did, once the slots are idle.
 
@@ -268,19 +265,11 @@ class SlotReleaser:
             until it is idle or its instance is withdrawn.
     """
 
-    def __init__(
-        self,
-        list_slots: ListSlots,
-        clock: Clock,
-        cancel_timeout_s: float,
-        overdue: Callable[[Lease], None],
-        tasks: InstanceTasks,
-    ) -> None:
-        self._list_slots = list_slots
-        self._clock = clock
-        self._cancel_timeout_s = cancel_timeout_s
-        self._overdue = overdue
-        self._tasks = tasks
+    _list_slots: ListSlots
+    _clock: Clock
+    _cancel_timeout_s: float
+    _overdue: Callable[[Lease], None]
+    _tasks: InstanceTasks
 
     def release_when_idle(self, lease: Lease, free: Free) -> None:
         """Free the slot of a request that is over, once the slot is idle.

@@ -22,6 +22,8 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Final
 
+from attrs import define, field
+
 from proxy.cache.index import PrefixIndex
 from proxy.cache.save_policy import SlotFileMeasures
 from proxy.cache.slot_map import SlotMap
@@ -108,37 +110,32 @@ def resume_s(lease: Lease, slot_map: SlotMap | None, measures: SlotFileMeasures)
     return min(compute_s, restore_s)
 
 
+@define(eq=False, slots=False)
 class ModelQueue:
     """One model's queue."""
 
-    def __init__(
-        self,
-        model: str,
-        instances: Instances,
-        prefix_index: PrefixIndex,
-        settings: ProxySettings,
-        clock: Clock,
-        on_idle: Callable[[], None],
-    ) -> None:
-        self.admissions = 0  # The number of admissions of instances.
-        self.model = model
-        self.is_paused = False  # All requests wait, even if a slot is free.
-        # When a local instance last ended a client's request; minus infinity before the first.
-        self.ended_at_s = -math.inf
-        self._on_idle = on_idle
-        self._instances = instances
-        self._prefix_index = prefix_index
-        self._clock = clock
-        self._queue = RequestQueue(model, settings)
+    model: str
+    _instances: Instances
+    _prefix_index: PrefixIndex
+    _settings: ProxySettings
+    _clock: Clock
+    _on_idle: Callable[[], None]
+    admissions: int = field(default=0, init=False)  # The number of admissions of instances.
+    is_paused: bool = field(default=False, init=False)  # All requests wait, even if a slot is free.
+    # When a local instance last ended a client's request; minus infinity before the first.
+    ended_at_s: float = field(default=-math.inf, init=False)
+    # Those of the instance that responded last; they outlive it.
+    rates: Rates | None = field(default=None, init=False)
+    _granted: dict[Lease, QueuedRequest] = field(factory=dict, init=False)
+    _recheck: asyncio.TimerHandle | None = field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._queue = RequestQueue(self.model, self._settings)
         self._assignment = SlotAssignment(
-            self._queue, instances, prefix_index, clock, self.assign_slots
+            self._queue, self._instances, self._prefix_index, self._clock, self.assign_slots
         )
         self.times = self._assignment.times
         self.holds = self._assignment.holds
-        # Those of the instance that responded last; they outlive it.
-        self.rates: Rates | None = None
-        self._granted: dict[Lease, QueuedRequest] = {}
-        self._recheck: asyncio.TimerHandle | None = None
 
     # Waiting.
 

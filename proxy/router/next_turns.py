@@ -40,6 +40,7 @@ from http import HTTPStatus
 from typing import Any, Final, TypeVar
 
 import orjson
+from attrs import define, field
 from multidict import CIMultiDict
 
 from proxy.cache.holders import Conversation
@@ -169,6 +170,7 @@ class _Work:
             self.slot_map.set_conversation(self.slot, self.conversation, tokens, blocks)
 
 
+@define(eq=False, slots=False, kw_only=True)
 class NextTurns:
     """Computes the next turns of conversations while instances are idle and `tasks` run.
 
@@ -178,34 +180,26 @@ class NextTurns:
         counts: By model.
     """
 
-    def __init__(  # noqa: PLR0913 (all by name)
-        self,
-        *,
-        prefix_index: PrefixIndex,
-        settings: ProxySettings,
-        saver: SlotSaver,
-        clock: Clock,
-        list_slots: ListSlots,
-        tasks: InstanceTasks,
-        emit: Emit,
-        is_on_battery: Callable[[], bool],
-    ) -> None:
-        self._prefix_index = prefix_index
-        self._settings = settings
-        self._saver = saver
-        self._clock = clock
-        self._list_slots = list_slots
-        self._tasks = tasks
-        self._emit = emit
-        self._is_on_battery = is_on_battery
-        self.due: Final = saver.postponed
-        self.running: dict[RoutingTarget, _Work] = {}
+    _prefix_index: PrefixIndex
+    _settings: ProxySettings
+    _saver: SlotSaver
+    _clock: Clock
+    _list_slots: ListSlots
+    _tasks: InstanceTasks
+    _emit: Emit
+    _is_on_battery: Callable[[], bool]
+    running: dict[RoutingTarget, _Work] = field(factory=dict, init=False)
+    _turns: OrderedDict[Conversation, _Turn] = field(factory=OrderedDict, init=False)
+    _sent_back: OrderedDict[tuple[str, str, EndpointKind], SentBack] = field(
+        factory=OrderedDict, init=False
+    )
+    _kept_p: dict[tuple[str, AnswerKind], float] = field(factory=dict, init=False)
+    _budgets: dict[str, IdleBudget] = field(factory=dict, init=False)
+    _ended_at_s: dict[str, float] = field(factory=dict, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.due = self._saver.postponed
         self.counts: defaultdict[str, NextTurnCounts] = defaultdict(NextTurnCounts)
-        self._turns: OrderedDict[Conversation, _Turn] = OrderedDict()
-        self._sent_back: OrderedDict[tuple[str, str, EndpointKind], SentBack] = OrderedDict()
-        self._kept_p: dict[tuple[str, AnswerKind], float] = {}
-        self._budgets: dict[str, IdleBudget] = {}
-        self._ended_at_s: dict[str, float] = {}
 
     def note_turn(self, lease: Lease, timings: Timings, reply: Message) -> int:
         """Note the answer to a conversation's turn, whose next turn may be computed later.

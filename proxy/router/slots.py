@@ -18,6 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from attrs import define
+
 from proxy.cache.fingerprint import lora_of
 from proxy.cache.holders import Conversation, Run
 from proxy.cache.index import PrefixIndex
@@ -81,20 +83,14 @@ def targeting(request: ProxyRequest) -> SlotTargeting:
     return "by id" if is_named and is_single(request.json) else "none"
 
 
+@define(eq=False, slots=False)
 class SlotSelector:
     """Selects slots on all instances."""
 
-    def __init__(
-        self,
-        prefix_index: PrefixIndex,
-        instances: Instances,
-        settings: ProxySettings,
-        saver: SlotSaver,
-    ) -> None:
-        self._prefix_index = prefix_index
-        self._instances = instances
-        self._settings = settings
-        self._saver = saver
+    _prefix_index: PrefixIndex
+    _instances: Instances
+    _settings: ProxySettings
+    _saver: SlotSaver
 
     async def select(self, lease: Lease) -> None:
         """Set a lease's slot, and `id_slot` if its request must name it.
