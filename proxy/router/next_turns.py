@@ -11,9 +11,11 @@ pure beginning of the next turn.
 This happens only on an engine without requests, if it pays (`pays_to_compute_ahead`), and not on a
 machine's battery, unless the settings allow it. No
 lease is held: a request that gets the instance aborts the work at once, and finds its slot as if it
-were idle; if it names the slot, it waits for the end of the engine's batch. A model that continues
-any prefix is computed in chunks of a tenth of a second. One with a recurrent state or a sliding
-window is not: the engine would keep a checkpoint, a copy of the state, for each chunk.
+were idle; if it names the slot, it waits for the end of the engine's batch. So the work is done in
+chunks of a tenth of a second. For a recurrent state or a sliding window, the engine makes a
+checkpoint, a copy of the state, for each chunk, and goes back to the last one that a prompt has in
+common with the slot. So these have few chunks, and the first one ends after that checkpoint: a
+shorter prompt would remove it.
 
 What a client sends back of an answer is learned from its next turn: whole or trimmed, with or
 without the reasoning, how it writes the arguments of calls and a call without text, and whether a
@@ -31,6 +33,7 @@ Source: llama-server, build 10434: `n_predict` 0 leaves exactly the prompt in th
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -79,6 +82,13 @@ Message = Mapping[str, Any]
 _CHUNK_S: Final = 0.1
 _CHUNK_MIN_TOKENS: Final = 32
 _CHUNK_MAX_TOKENS: Final = 512
+# Of a model that makes checkpoints for each: two, and build 11434 keeps up to 32 of a slot.
+_PARTS_MAX: Final = 8
+# The engine makes a checkpoint that many tokens, and those of a micro batch, before a prompt's end.
+# Source: llama-server, builds 10434 and 11434, checkpoint_offsets.
+_END_TOKENS: Final = 4
+# Bytes of a token at most, on average over a micro batch.
+_TOKEN_MAX_BYTES: Final = 16
 # Rendering and reading a longer request takes the event loop some milliseconds. Pictures are copied
 # alone.
 _BODY_MAX_BYTES: Final = 1024**2
@@ -107,8 +117,13 @@ _Sequence = TypeVar("_Sequence", str, Sequence[int])
 
 
 def common_prefix(prompt: _Sequence, other: _Sequence) -> _Sequence:
-    pairs = enumerate(zip(prompt, other, strict=False))
-    shared = next((at for at, (a, b) in pairs if a != b), min(len(prompt), len(other)))
+    shared, most = 0, min(len(prompt), len(other))
+    while shared < most:  # both are equal up to `shared`
+        middle = (shared + most + 1) // 2
+        if prompt[shared:middle] == other[shared:middle]:
+            shared = middle
+        else:
+            most = middle - 1
     return prompt[:shared]
 
 
@@ -137,6 +152,7 @@ class _Turn:
     given: Given
     place: int  # Index of its answer among the messages of the next request.
     prompt_tokens: int
+    found_tokens: int  # Tokens of the prompt that the engine found.
     held_tokens: int  # Tokens that the slot holds after the answer.
     next_tokens: int  # Estimated tokens of the prompt with the answer, as a client sees it.
     # Tokens that were computed ahead of this turn: the engine has a checkpoint near their end.
@@ -144,6 +160,7 @@ class _Turn:
     # Request and answer; None once the next turn is computed, or will not be.
     exchange: _Exchange | None
     tries: int = 0
+    sent_tokens: int = 0  # Tokens of the next turn that were sent; the slot may hold them.
     ahead_tokens: int = 0  # Tokens of the next turn that the slot holds; 0: not computed ahead.
     computed_tokens: int = 0  # Those of them that were computed ahead.
 
@@ -228,6 +245,7 @@ class NextTurns:
             given,
             len(chat["messages"]),
             prompt_tokens,
+            timings.cached_tokens,
             prompt_tokens + timings.decoded_tokens,
             prompt_tokens + min(timings.decoded_tokens, text_bytes // _TOKEN_BYTES),
             turn.ahead_tokens if turn else 0,
@@ -369,11 +387,15 @@ class NextTurns:
         exchange: _Exchange,
     ) -> None:
         upstream, began_at_s = instance.upstream, self._clock()
-        beginning = await self._beginning(upstream, exchange, turn.prompt_tokens)
+        beginning, text = await self._beginning(upstream, exchange, turn.prompt_tokens)
         if not (beginning and await self._reserve(upstream, work)):
             return
+        done = await self._done_tokens(upstream, turn, exchange[2], beginning, text)
         is_first = True
-        for prompt in _parts(instance, beginning, turn.prompt_tokens):
+        if work.is_aborted:
+            return
+        for prompt in _parts(instance, beginning, done):
+            turn.sent_tokens = len(prompt)
             timings = await self._prefill(upstream, work, exchange[0], prompt)
             if timings is None or work.is_aborted:
                 return
@@ -402,8 +424,8 @@ class NextTurns:
 
     async def _beginning(
         self, upstream: Upstream, exchange: _Exchange, prompt_tokens: int
-    ) -> _Beginning:
-        """Return what any next turn begins with; empty if the engine does not tell.
+    ) -> tuple[_Beginning, str]:
+        """Return what any next turn begins with, and its text; empty if the engine does not tell.
 
         `prompt_tokens` is how many it reported for the request.
         """
@@ -412,20 +434,53 @@ class NextTurns:
         if request.kind is not EndpointKind.CHAT:
             text = await self._render(upstream, chat)
             if pictures or len(await self._tokens(upstream, text)) != prompt_tokens:
-                return []
+                return [], ""
         turns = next_messages(
             chat["messages"], known.message(answer), has_user_first=known.has_user_first
         )
         texts = [await self._render(upstream, {**chat, "messages": turn}) for turn in turns]
         tokens = common_prefix(*[await self._tokens(upstream, text) for text in texts])
-        if not pictures:
-            return tokens
         common = common_prefix(*texts)
+        if not pictures:
+            return tokens, common
         for text in (common, common.rstrip()):
             read = await self._tokens(upstream, text)
             if read == tokens[: len(read)] and len(_PICTURE.findall(text)) == len(pictures):
-                return {"prompt_string": text, "multimodal_data": pictures}
-        return []
+                return {"prompt_string": text, "multimodal_data": pictures}, text
+        return [], ""
+
+    async def _done_tokens(
+        self, upstream: Upstream, turn: _Turn, chat: Message, beginning: _Beginning, text: str
+    ) -> int:
+        """Return about how many tokens of a beginning the engine finds in the slot, at most.
+
+        A recurrent state goes back to a checkpoint: after the tokens that the request found, before
+        its last user's message, or near the end of its prompt.
+
+        Args:
+            upstream: The instance.
+            turn: The turn before.
+            chat: Its request.
+            beginning: What the next turn begins with.
+            text: The text of that.
+        """
+        if turn.sent_tokens or isinstance(beginning, Mapping) or not upstream.is_all_or_nothing:
+            return max(turn.sent_tokens, turn.prompt_tokens)
+        prompt, is_recurrent = await self._render(upstream, chat), upstream.resumable_prompts
+        common = common_prefix(prompt, text)
+        is_other = is_recurrent and len(beginning) < turn.held_tokens
+        if not prompt or (common == prompt and not is_other):
+            return turn.held_tokens  # it may continue the answer as it was generated
+        micro_batch, near_end = upstream.micro_batch_tokens, turn.prompt_tokens - _END_TOKENS
+        rest = len(await self._tokens(upstream, prompt[len(common) :]))
+        user_at = prompt.rfind(_last_user_text(chat["messages"]))
+        if not (is_recurrent and micro_batch) or rest <= 2 * _END_TOKENS or user_at < 0:
+            return turn.prompt_tokens - rest
+        found = max(turn.found_tokens, near_end - micro_batch)
+        if len(prompt) - user_at <= micro_batch * _TOKEN_MAX_BYTES:
+            since_user = len(await self._tokens(upstream, prompt[user_at:]))
+            found = max(found, turn.prompt_tokens - since_user)
+        return min(found, turn.prompt_tokens - rest)
 
     async def _render(self, upstream: Upstream, chat: Message) -> str:
         """Return the prompt of a chat; empty if the engine does not tell."""
@@ -514,14 +569,25 @@ def _may_follow(messages: Sequence[Message], size_bytes: int) -> bool:
     return pictures is not None and (bool(pictures) or size_bytes <= _BODY_MAX_BYTES)
 
 
+def _last_user_text(messages: Sequence[Message]) -> str:
+    """Return the last text of the last user's message; empty if there is none."""
+    contents = (message.get("content") for message in messages if message.get("role") == "user")
+    match [*contents]:
+        case [*_, str(text)] | [*_, [*_, {"text": str(text)}]]:
+            return text.strip()
+    return ""
+
+
 def _parts(instance: RoutingTarget, beginning: _Beginning, done: int) -> Iterator[_Beginning]:
-    """Yield growing parts of a beginning, of which the slot should hold `done` tokens."""
-    if isinstance(beginning, Mapping) or instance.upstream.is_all_or_nothing:
+    """Yield growing parts of a beginning, of which the slot may hold `done` tokens."""
+    if isinstance(beginning, Mapping):
         yield beginning
         return
     tokens_now = round(instance.rates.prefill_tps * _CHUNK_S)
     chunk = min(_CHUNK_MAX_TOKENS, max(_CHUNK_MIN_TOKENS, tokens_now))
-    end = min(done, len(beginning) - 1)
+    end = max(0, min(done, len(beginning) - 1))
+    if instance.upstream.is_all_or_nothing:
+        chunk = max(chunk, math.ceil((len(beginning) - end) / _PARTS_MAX))
     while end < len(beginning):
         end = min(len(beginning), end + chunk)
         yield beginning[:end]

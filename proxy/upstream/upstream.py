@@ -63,6 +63,7 @@ class Upstream:
     # Tokens of the sliding window that some layers keep of a conversation, so that it can continue
     # only from the end of its content; 0 if they keep all of it.
     window_tokens: int = 0
+    micro_batch_tokens: int = 0  # Prompt tokens that it computes at a time; 0 if unknown.
     # Whether running streams have priority over the first token of others: it computes one prompt
     # at a time while it decodes.
     prefer_pure_decode: bool = False

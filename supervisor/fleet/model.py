@@ -205,6 +205,7 @@ class Replica:
             trial_share=trial.share if trial else 0.0,
             resumable_prompts=plan.resumable_prompts if plan else 0,
             window_tokens=plan.window_tokens if plan else 0,
+            micro_batch_tokens=plan.micro_batch_tokens if plan else 0,
             prefer_pure_decode=self.planner.entry(snapshot.model).batching.prefer_pure_decode,
             cache_key="" if self.slots.reason else self.cache_key,
             token_bytes=token_bytes,

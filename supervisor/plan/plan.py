@@ -23,7 +23,7 @@ from supervisor.builds.installed import EngineField
 from supervisor.models.metadata import Gguf
 from supervisor.plan import kv_cache
 from supervisor.plan.auto import PlanInputs, ThreadSpeeds, cache_count, ctx_slot, slots
-from supervisor.plan.context import Chosen, Embedding, embedding
+from supervisor.plan.context import Chosen, Embedding, context_layout, embedding
 from supervisor.plan.draft import Draft, offered_types
 from supervisor.plan.estimate import Estimate, MemoryInputs, estimate
 from supervisor.plan.loras import SCALED
@@ -160,6 +160,11 @@ class Plan:
     def window_tokens(self) -> int:
         """See the proxy's `Upstream`."""
         return 0 if self.memory_inputs.chosen.get("swa-full") else self.gguf.sliding_window or 0
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """See the proxy's `Upstream`."""
+        return context_layout(self.gguf, self.memory_inputs.chosen, self.engine).tokens
 
     @property
     def has_prompt_cache(self) -> bool:

@@ -42,9 +42,15 @@ def text_of(message: Mapping[str, Any]) -> str:
 
 @dataclass
 class Engine:
-    """Answers with `reply`; finds a prompt in its slot if that holds a beginning of it."""
+    """Answers with `reply`; finds a prompt in its slot if that holds a beginning of it.
+
+    With a micro batch, it goes back to the last checkpoint that a prompt has in common with the
+    slot, and removes later ones.
+    """
 
     reply: Mapping[str, Any]
+    opens: str = ""  # what its template begins an answer with
+    micro_batch: int = 0
     hangs: bool = False
     adds: str = ""  # what its translation adds to prompts of Anthropic's API
     held: list[int] = field(default_factory=list)
@@ -54,6 +60,8 @@ class Engine:
     left: asyncio.Event = field(default_factory=asyncio.Event)
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
     order: list[str] = field(default_factory=list)  # what it began to compute
+    checkpoints: set[int] = field(default_factory=set)
+    found: list[int] = field(default_factory=list)  # of each prompt
 
     async def answer(self, call: Call) -> None:
         path, body = call.line.split()[1], json.loads(call.body or b"{}")
@@ -62,7 +70,7 @@ class Engine:
             await _say(call, [{"id": 0, "id_task": -1}, held])
         elif path == "/apply-template":
             self.rendered.append(body)
-            await _say(call, {"prompt": render(body["messages"])})
+            await _say(call, {"prompt": render(body["messages"]) + self.opens})
         elif path == "/tokenize":
             await _say(call, {"tokens": list(body["content"].encode())})
         elif path == "/completion" and body["prompt"] == [[]]:  # a slot is refreshed
@@ -77,7 +85,8 @@ class Engine:
             if self.hangs and len(self.chats) > 1:
                 await self.may_answer.wait()
                 self.order.append("answer")
-            timings = self._compute(list(render(body["messages"]).encode()))
+            prompt = render(body["messages"]) + self.opens
+            timings = self._compute(list(prompt.encode()), prompt.rfind("<user>"))
             self.held += [0] * 40  # the answer with its reasoning
             choice = {"index": 0, "message": self.reply, "finish_reason": "stop"}
             timings["predicted_n"] = 40
@@ -111,10 +120,19 @@ class Engine:
         }
         await _say(call, {"type": "message", "content": self.reply["content"], "usage": usage})
 
-    def _compute(self, prompt: list[int]) -> dict[str, int]:
-        found = len(self.held) if prompt[: len(self.held)] == self.held else 0
-        self.held = prompt
+    def _compute(self, prompt: list[int], user: int = 0) -> dict[str, int]:
+        """Compute a prompt, whose last user's message begins at `user`."""
+        common = len(common_prefix(prompt, self.held))
+        self.checkpoints = {at for at in self.checkpoints if at <= common}
+        found = max(self.checkpoints, default=0)
+        if common == len(self.held):
+            found = common
         computed = len(prompt) - found
+        if self.micro_batch:
+            ends = {len(prompt) - 4 - self.micro_batch, len(prompt) - 4, user}
+            self.checkpoints |= {found, *(at for at in ends if at > found)}
+        self.held = prompt
+        self.found.append(found)
         return {"cache_n": found, "prompt_n": computed, "prompt_ms": 2 * computed}
 
 
@@ -128,7 +146,12 @@ async def serve(proxy: ProxyHarness, engine: Engine, *, is_recurrent: bool = Tru
     fake = await proxy.fake(engine.answer, is_admitted=False)
     fake.says_slots = False
     proxy.router.admit(
-        replace(fake.upstream(), can_name_slots=True, resumable_prompts=4 * is_recurrent)
+        replace(
+            fake.upstream(),
+            can_name_slots=True,
+            resumable_prompts=4 * is_recurrent,
+            micro_batch_tokens=engine.micro_batch,
+        )
     )
 
 
@@ -214,7 +237,7 @@ async def test_an_answer_with_a_call_is_followed_by_its_result(proxy: ProxyHarne
     await serve(proxy, engine)
     await chat(proxy, next_turn(CALLED)[:1])
     await until(lambda: bool(proxy.events("next_turn.computed")))
-    assert bytes(engine.prefills[0]["prompt"]).endswith(b"]<tool>")
+    assert bytes(engine.prefills[-1]["prompt"]).endswith(b"]<tool>")
 
 
 THOUGHT = {"type": "thinking", "thinking": "hm " * 20, "signature": ""}
@@ -296,6 +319,52 @@ async def test_a_model_that_continues_any_prefix_is_computed_in_chunks(
     assert len(sizes) > 1
     assert sizes == sorted(sizes)
     assert sizes[0] > len(STORY)
+
+
+@pytest.mark.parametrize("asked", [STORY, "why?"])
+async def test_a_recurrent_model_is_computed_in_chunks_from_its_last_checkpoint(
+    proxy: ProxyHarness, asked: str
+) -> None:
+    engine = Engine(
+        {**REPLY, "content": "a river " * 20}, opens="<assistant>" + "hm" * 9, micro_batch=150
+    )
+    await serve(proxy, engine)
+    messages = [{"role": "system", "content": STORY}, {"role": "user", "content": asked}]
+    await chat(proxy, messages)
+    await until(lambda: bool(proxy.events("next_turn.computed")))
+    prompt = render(messages) + engine.opens
+    checkpoint = len(prompt) - 4 - 150 if asked == STORY else prompt.index("<user>")
+    sizes = [len(prefill["prompt"]) for prefill in engine.prefills]
+    assert engine.found == [0, checkpoint, *sizes[:-1]]
+    assert len(sizes) > 2
+    computed = [end - begin for begin, end in zip(engine.found[1:], sizes, strict=True)]
+    assert max(computed) <= 50 + len("<user>")  # a tenth of a second
+
+
+async def test_a_recurrent_model_continues_an_answer_that_its_template_keeps(
+    proxy: ProxyHarness,
+) -> None:
+    engine = Engine({**REPLY, "content": "a river " * 20}, micro_batch=150)
+    await serve(proxy, engine)
+    await chat(proxy, next_turn(REPLY)[:1])
+    await until(lambda: bool(proxy.events("next_turn.computed")))
+    held = len(render(next_turn(REPLY)[:1])) + 40
+    assert len(engine.prefills[0]["prompt"]) > held
+
+
+async def test_work_that_was_aborted_goes_on_where_it_ended(proxy: ProxyHarness) -> None:
+    engine = Engine(
+        {**REPLY, "content": "a river " * 40}, opens="<assistant>" + "hm" * 9, micro_batch=150
+    )
+    engine.hangs = True
+    engine.may_answer.set()
+    await serve(proxy, engine)
+    await chat(proxy, next_turn(REPLY)[:1])
+    await until(lambda: bool(engine.prefills))
+    await chat(proxy, [{"role": "user", "content": "another " * 99}])
+    await until(lambda: len(engine.prefills) == 2)
+    first, second = (len(prefill["prompt"]) for prefill in engine.prefills)
+    assert second > first
 
 
 async def test_no_share_of_time_computes_nothing(proxy: ProxyHarness) -> None:
