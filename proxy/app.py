@@ -13,7 +13,7 @@ from pathlib import Path
 from proxy.apis.batch_completions import BatchCompletions
 from proxy.apis.forwarded import ForwardedEndpoints, ResponsesEndpoint
 from proxy.apis.generate import EngineEndpoints
-from proxy.apis.llama_server import ModelControlEndpoints
+from proxy.apis.llama_server import EngineTools, ModelControlEndpoints
 from proxy.auth.access import Access
 from proxy.auth.api_keys import Admission, ApiKeys
 from proxy.auth.keys_file import Key
@@ -157,6 +157,7 @@ class App:
         yield LocalEndpoints(core, self.batch_queue)
         yield RequestsEndpoint(core, self.requests, backend.history, backend.conversations)
         yield EstimateEndpoint(core, estimator)
+        yield EngineTools(core)
         if backend.usage:
             yield UsageEndpoint(core, backend.usage)
         if backend.warmer:

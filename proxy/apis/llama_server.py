@@ -16,9 +16,15 @@ knows the id of a completion; the proxy does not read the ids in a stream. So ev
 model gets the request, and the one that generates the completion acts on it. The answer has
 `success`, false if no completion has the id.
 
+`/tools` and `/cors-proxy` are the tools and MCP servers that an engine runs (`engine_tools`). They
+take no slot. Where a request names no model, the first model that has tools answers, loaded ones
+first. An instance that holds the conversation of the request gets it, else always the same one,
+because its MCP servers have a state of their own.
+
 Source: llama-server, builds 10434 and 11434: `model_path`, and `is_sleeping` for a model that is
 out of memory and returns with a request; `get_router_props` of tools/server/server-models.cpp;
-`/lora-adapters` is a list of objects, each with the `path` of its file.
+`/lora-adapters` is a list of objects, each with the `path` of its file; server-tools.cpp and
+server-cors-proxy.h for the headers that they read.
 """
 
 from __future__ import annotations
@@ -36,10 +42,21 @@ import orjson
 from aiohttp import web
 from multidict import CIMultiDict
 
-from proxy.common.headers import EVENT_STREAM, HOP, JSON, RESPONSE_HEADERS
+from proxy.auth.access import check_may_use_tools
+from proxy.cache.fingerprint import ConversationFingerprint
+from proxy.cache.prompt import session_hash
+from proxy.common.headers import EVENT_STREAM, HOP, JSON, PRIVATE, RESPONSE_HEADERS
 from proxy.endpoints.feature import Core, Feature
 from proxy.endpoints.local import model_json
-from proxy.errors import BadRequest, Draining, Forbidden, NotLoaded, ProxyError, UnknownModel
+from proxy.errors import (
+    BadRequest,
+    Draining,
+    Forbidden,
+    NotFound,
+    NotLoaded,
+    ProxyError,
+    UnknownModel,
+)
 from proxy.forward.forward import for_node
 from proxy.forward.response import StreamTransform
 from proxy.forward.upstream_errors import reclassify_error
@@ -47,9 +64,17 @@ from proxy.http.api_formats import OPENAI, data_event
 from proxy.http.body import check_complexity, members_of, read_body, read_members
 from proxy.http.middleware import Routes, json_response
 from proxy.observe.record import InFlightRequest
-from proxy.request.models import ModelControl, ModelInfo, client_models, client_names
-from proxy.request.request import client_of, named_model
-from proxy.upstream.client import FetchedBody, UpstreamRequest, fetch
+from proxy.request.models import (
+    ModelControl,
+    ModelInfo,
+    ModelNames,
+    client_models,
+    client_names,
+    load_in_time,
+)
+from proxy.request.request import client_of, named_model, session_id
+from proxy.router.lease import InstanceStats
+from proxy.upstream.client import FetchedBody, UpstreamRequest, UpstreamResponse, fetch
 from proxy.upstream.upstream import Upstream
 
 
@@ -340,3 +365,116 @@ def _is_success(answer: FetchedBody) -> bool:
     except orjson.JSONDecodeError:
         return False
     return answer.status == 200 and isinstance(members, dict) and members.get("success") is True
+
+
+_TOOL_FIELDS: Final = ("Accept", "Content-Type", "X-Resp-Type", "X-Tool-Cwd", "X-Tool-Runtime")
+# `/cors-proxy` sends these on to the other server, without the prefix.
+_PROXIED_PREFIX: Final = "x-llama-server-proxy-header-"
+_TOOL_RESPONSE_FIELDS: Final = ("Content-Type", "Mcp-Protocol-Version", "Mcp-Session-Id")
+# What a tool or another server says is no page of ours, and runs no script.
+_TOOL_HEADERS: Final[Mapping[str, str]] = MappingProxyType(
+    {**PRIVATE, "Content-Security-Policy": "sandbox; default-src 'none'; frame-ancestors 'none'"}
+)
+
+
+class EngineTools(Feature):
+    """Passes requests for tools to an engine, of clients that may run commands here."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def add_routes(self, routes: Routes) -> None:
+        for path in ("/tools", "/cors-proxy"):
+            routes.add(path, get=self.forward, post=self.forward)
+
+    async def forward(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer with the response of an engine.
+
+        Raises:
+            NotFound: No model has tools that the client may use.
+            Forbidden: The client may not use tools, or not those of this model.
+            ProxyError: As `read_body` and `load_in_time` do, or the engine failed.
+        """
+        names = client_names(self._core.loader, request).local
+        if not any(info.engine_tools for info in names.model_infos):
+            raise NotFound("no such endpoint; GET /v1/models lists the models")
+        check_may_use_tools(request)
+        in_flight = InFlightRequest(self._core.server_state.in_flight)
+        with in_flight, self._core.bodies.share(client_of(request)) as share:
+            body = await read_body(request, share) if request.method == "POST" else b""
+            name = request.query.get("model")
+            if body and request.path == "/tools":
+                await check_complexity(body, share)
+                name = named_model(members_of(body)) or name
+            model = _model_with_tools(names, name)
+            upstream = self._find_instance(request, model.id)
+            if upstream is None:
+                await load_in_time(self._core.loader, model.id, share.settings.queue_timeout_s)
+                upstream = self._find_instance(request, model.id)
+            if upstream is None:
+                raise NotLoaded(f"{model.id} is not loaded")
+            passed = tool_request(request, body, model)
+            async with UpstreamResponse(upstream, passed, self._core.settings) as found:
+                return await relay(request, found, _TOOL_RESPONSE_FIELDS, _TOOL_HEADERS)
+
+    def _find_instance(self, request: web.BaseRequest, model: str) -> Upstream | None:
+        router = self._core.router
+        instances = (found for found in router.instances() if found.in_service)
+        here = {found.upstream.name: found.upstream for found in instances if is_own(found, model)}
+        owner = None
+        if session := session_id(request.headers, NOTHING):
+            digest = session_hash(model, client_of(request), session)
+            owner = router.cache.owner(ConversationFingerprint((digest,)))
+        return here.get(owner or "") or (here[min(here)] if here else None)
+
+
+def is_own(stats: InstanceStats, model: str) -> bool:
+    return stats.upstream.model == model and stats.upstream.node is None
+
+
+def _model_with_tools(names: ModelNames, name: str | None) -> ModelInfo:
+    """Return the model that answers a request for tools; raises Forbidden, UnknownModel."""
+    if not name:
+        with_tools = [info for info in names.model_infos if info.engine_tools]
+        return min(with_tools, key=lambda info: (info.id != names.default, info.state != "loaded"))
+    model = names.resolve(name).model_info
+    if not model.engine_tools:
+        raise Forbidden(f"the engine of {model.id} runs no tools (engine_tools is not set)")
+    return model
+
+
+def tool_request(request: web.BaseRequest, body: bytes, model: ModelInfo) -> UpstreamRequest:
+    """Return the request for the engine, with the fields that it reads; raises Forbidden."""
+    if "X-Tool-Runtime" in request.headers and not model.chooses_tool_runtime:
+        raise Forbidden(
+            f"a client may not choose where a tool of {model.id} runs: its flags have "
+            "tools-runtime, or not the tool exec_shell_command"
+        )
+    is_tool = request.path == "/tools"
+    fields = CIMultiDict(
+        (name, value)
+        for name, value in request.headers.items()
+        if (name.title() in _TOOL_FIELDS if is_tool else name.lower().startswith(_PROXIED_PREFIX))
+    )
+    return UpstreamRequest(
+        request.method, request.path, request.rel_url.raw_query_string, fields, body
+    )
+
+
+async def relay(
+    request: web.BaseRequest,
+    found: UpstreamResponse,
+    passed: Collection[str],
+    own: Mapping[str, str],
+) -> web.StreamResponse:
+    """Send an engine's response to the client: its fields in `passed`, and our `own`."""
+    kept = {name: found.headers[name] for name in passed if name in found.headers}
+    final = request[RESPONSE_HEADERS]
+    headers = {**kept, **own, **final}
+    response = web.StreamResponse(status=found.status, headers=headers)
+    with suppress(ConnectionError):  # the client's; an instance's error is an UpstreamFailed
+        await response.prepare(request)
+        while chunk := await found.read():
+            await response.write(chunk)
+        await response.write_eof()
+    return response

@@ -119,6 +119,38 @@ def check_admin(request: web.BaseRequest) -> Key:
     return key
 
 
+def check_may_use_tools(request: web.BaseRequest) -> None:
+    """Check that a request may use an engine's tools; raises Forbidden.
+
+    It may run any command, so `allowed_origins` and an admin's key do not suffice. Without keys, it
+    must come from this machine and not through a reverse proxy.
+    """
+    origin = request.headers.get("Origin")
+    is_own = origin is None or _is_own(origin, request.headers.get("Host", ""))
+    if not is_own or not _sites(request) <= {"same-origin", "none"}:
+        raise Forbidden("a web page of another origin may not use the tools of an engine")
+    key = request[KEY]
+    if key is not None and not key.tools:
+        raise Forbidden(
+            f"API key {key.name!r} may not use the tools of engines (tools = true in the keys file)"
+        )
+    if key is None and not _is_from_this_machine(request):
+        raise Forbidden(
+            "without an API key only programs of this machine may use the tools of an engine; "
+            "`corral key add NAME --tools` creates a key"
+        )
+
+
+def _is_from_this_machine(request: web.BaseRequest) -> bool:
+    if any(name in request.headers for name in _RELAYED):
+        return False
+    host, remote = request.headers.get("Host", ""), (request.remote or "").removeprefix("::ffff:")
+    is_local = re.fullmatch(_LOCAL, host, re.IGNORECASE) is not None
+    return is_local and bool(remote) and ipaddress.ip_address(remote).is_loopback
+
+
+# A reverse proxy on this machine adds one of these.
+_RELAYED: Final = ("Forwarded", "Via", "X-Forwarded-For", "X-Real-IP")
 _PORT: Final = r"(?::\d{1,5})?"
 _LOCAL: Final = rf"(?:localhost|127\.0\.0\.1|\[::1\]){_PORT}"
 # Tauri, Electron and VS Code use these for their own pages.

@@ -10,6 +10,7 @@
     models = ["qwen3"]                   ids or aliases; unset: all
     priority = "batch"                   its requests queue behind all others
     admin = true                         it sees and controls the requests of all clients
+    tools = true                         it uses the tools of engines, if a model has engine_tools
 
 A file with a secret must belong to us or root and be closed to others, as ssh requires. A systemd
 credential has an access list for its user, which looks like access for a group; its directory is
@@ -106,6 +107,9 @@ class Key:
     # If `batch`, a request cannot raise its own priority.
     priority: Literal["interactive", "batch"] = "interactive"
     admin: bool = False  # It sees the requests of all keys, and may use the dashboard.
+    # It may use the tools that engines run, and so commands of the daemon's user. `admin` does not
+    # imply it.
+    tools: bool = False
     # Tokens of prompts and answers, at least 1; None: no limit.
     tokens_per_minute: int | None = None
     tokens_per_day: int | None = None  # As `tokens_per_minute`.
@@ -132,6 +136,7 @@ class _Entry(BaseModel):
     models: Annotated[frozenset[_ModelName], Field(strict=False)] | None = None
     priority: Literal["interactive", "batch"] = "interactive"
     admin: bool = False
+    tools: bool = False
     tokens_per_minute: _TokenLimit | None = None
     tokens_per_day: _TokenLimit | None = None
     max_context: _TokenLimit | None = None

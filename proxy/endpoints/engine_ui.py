@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from http import HTTPStatus
 from typing import Final
 
 from aiohttp import web
 
+from proxy.apis.llama_server import relay
 from proxy.auth.access import PREFIX, Access
 from proxy.auth.keys_file import Key
-from proxy.common.headers import RESPONSE_HEADERS
 from proxy.endpoints.feature import Core, Feature
 from proxy.errors import NotFound, Unavailable
 from proxy.http.middleware import Routes
@@ -88,7 +87,7 @@ class EngineUi(Feature):
         async with UpstreamResponse(upstream, wanted, self._core.settings) as found:
             if found.status == HTTPStatus.NOT_FOUND:
                 raise NotFound(f"the engine of {upstream.model} has no web UI with this file")
-            return await _relay_response(request, found)
+            return await relay(request, found, _PASSED_BACK, _HEADERS)
 
     def _engine(self) -> Upstream:
         """Return an engine in service, always the same, because files differ between builds."""
@@ -100,16 +99,3 @@ class EngineUi(Feature):
                 "the web UI is part of an engine, and no model is loaded; `corral load` loads one"
             )
         return own[0][1]
-
-
-async def _relay_response(request: web.BaseRequest, found: UpstreamResponse) -> web.StreamResponse:
-    passed = {name: found.headers[name] for name in _PASSED_BACK if name in found.headers}
-    own = request[RESPONSE_HEADERS]
-    fields = {**passed, **_HEADERS, **own}
-    response = web.StreamResponse(status=found.status, headers=fields)
-    with suppress(ConnectionError):  # the client's; an instance's error is an UpstreamFailed
-        await response.prepare(request)
-        while chunk := await found.read():
-            await response.write(chunk)
-        await response.write_eof()
-    return response

@@ -53,6 +53,8 @@ class ModelInfo:
     fallback: tuple[str, ...] = ()  # Names of the models that may answer in its place, in order.
     repairs_tool_calls: bool = False  # Unless the request says otherwise.
     tool_call_retries: int = 2  # How often a broken call is generated again, at most.
+    engine_tools: bool = False  # Whether clients may use the tools that its engines run.
+    chooses_tool_runtime: bool = False  # Whether a request may say where a tool runs.
     is_loadable: bool = False  # Whether it is not loaded but would be loaded for another machine.
     load_progress: float | None = None  # 0 to 1 while it loads; None otherwise or if unknown.
     # LoRA adapters of its local instances, in the order of their ids.

@@ -18,7 +18,7 @@ from support.fork_server import Fork, ForkServer
 
 from supervisor.builds.discover import Engine
 from supervisor.builds.probe import library_path
-from supervisor.plan.setting import reserved_reason
+from supervisor.plan.setting import ENGINE_TOOLS, reserved_reason
 
 # The model for a part of a hub's name.
 MODELS: Final = {"stories": "tiny.gguf", "bert": "bert.gguf", "jina": "rank.gguf"}
@@ -82,7 +82,7 @@ class CommandLine:
             key: value for key, value in self.options.items() if key not in _NOT_PASSED | _SOURCES
         }
         for key in found:
-            if reason := reserved_reason(key):
+            if reason := reserved_reason(key, runs_tools=True):
                 raise OptionRefused(f"llama-corral refuses --{key}: {reason}")
         return found
 
@@ -214,18 +214,18 @@ def settings(line: CommandLine, models: Mapping[str, Path], directory: Path) -> 
     if key := line.text("api-key"):
         keys = directory / "keys.toml"
         keys.touch(0o600)
-        keys.write_text(tomlkit.dumps({"keys": {"tests": {"key": key}}}), "utf-8")
+        keys.write_text(tomlkit.dumps({"keys": {"tests": {"key": key, "tools": True}}}), "utf-8")
         proxy["api_keys_file"] = str(keys)
     flags = line.flags()
+    own = {"flags": flags, **({} if ENGINE_TOOLS.isdisjoint(flags) else {"engine_tools": True})}
     if line.is_router:
         tables = {
-            name: {"path": str(path), "flags": flags, "preload": False}
-            for name, path in models.items()
+            name: {"path": str(path), **own, "preload": False} for name, path in models.items()
         }
     else:
         # llama-server with one model takes any name for it.
         alias, *aliases = [*line.text("alias", "default").split(","), "*"]
-        tables = {alias: {"path": str(models[""]), "aliases": aliases, "flags": flags}}
+        tables = {alias: {"path": str(models[""]), "aliases": aliases, **own}}
     return {
         "proxy": proxy,
         "supervisor": {

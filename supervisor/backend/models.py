@@ -171,6 +171,8 @@ class LocalModels(Part):
             input_modalities=("text", "image") if reads_images else ("text",),
             adapters=adapters_of(model.entry.loras),
             has_fixed_adapters=model_settings.fixed_adapter_option is not None,
+            engine_tools=model_settings.engine_tools,
+            chooses_tool_runtime=model_settings.lets_clients_choose_runtime,
             load_progress=_load_progress(model) if state == "loading" else None,
         )
 

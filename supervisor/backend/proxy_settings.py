@@ -78,6 +78,11 @@ def keyless_addresses(settings: ProxySettings) -> tuple[str, ...]:
     """Return the addresses at which other machines can send requests without a key."""
     if settings.api_keys_file or (settings.tls and settings.tls.client_ca):
         return ()
+    return outside_addresses(settings)
+
+
+def outside_addresses(settings: ProxySettings) -> tuple[str, ...]:
+    """Return the addresses that other machines can reach."""
     addresses = (settings.listen, settings.ollama.listen, settings.engine_ui)
     return tuple(address for address in addresses if address and not is_loopback(host_of(address)))
 

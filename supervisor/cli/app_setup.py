@@ -128,6 +128,7 @@ def key_add(  # noqa: PLR0913, PLR0917 (a command has its options)
     rpm: Annotated[int | None, Option(min=1, max=1_000_000)] = None,
     priority: Literal["interactive", "batch"] = "interactive",
     admin: bool = False,
+    tools: bool = False,
     tokens_per_minute: Annotated[int | None, Option(min=1)] = None,
     tokens_per_day: Annotated[int | None, Option(min=1)] = None,
     max_context: Annotated[int | None, Option(min=1)] = None,
@@ -144,6 +145,7 @@ def key_add(  # noqa: PLR0913, PLR0917 (a command has its options)
         rpm: Requests a minute.
         priority: batch: all interactive requests go first.
         admin: It may use the dashboard, and sees all requests.
+        tools: It may use the tools of engines (engine_tools), and so run commands here.
         tokens_per_minute: Tokens of prompts and answers a minute.
         tokens_per_day: Tokens of prompts and answers a day.
         max_context: Tokens of a prompt plus the requested answer.
@@ -159,6 +161,7 @@ def key_add(  # noqa: PLR0913, PLR0917 (a command has its options)
         frozenset(models) if models else None,
         priority,
         admin=admin,
+        tools=tools,
         tokens_per_minute=tokens_per_minute,
         tokens_per_day=tokens_per_day,
         max_context=max_context,

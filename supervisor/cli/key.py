@@ -68,7 +68,7 @@ def list_keys(config: Path | None) -> CommandResult:
     path = _path(load(config))
     keys = _keys(path)
     limits = ("IN FLIGHT", "PER MINUTE", "TOKENS/MIN", "TOKENS/DAY", "CONTEXT")
-    head = ("NAME", "MODELS", *limits, "PRIORITY", "ADMIN")
+    head = ("NAME", "MODELS", *limits, "PRIORITY", "ADMIN", "TOOLS")
     rows = [*map(_row, keys)]
     text = table(head, rows) if rows else f"no keys in {path}; corral key add NAME creates one"
     data = [
@@ -83,7 +83,8 @@ def _row(key: Key) -> tuple[object, ...]:
     models = "all" if key.models is None else sorted(key.models)
     tokens = (key.tokens_per_minute, key.tokens_per_day, key.max_context)
     limits = (key.max_in_flight, key.requests_per_minute, *tokens)
-    return key.name, models, *limits, key.priority, "yes" if key.admin else None
+    rights = ("yes" if has_right else None for has_right in (key.admin, key.tools))
+    return key.name, models, *limits, key.priority, *rights
 
 
 def names() -> Iterator[str]:

@@ -57,6 +57,7 @@ def render(status: messages.DaemonStatus) -> str:
         *(f"\n{colored(line, 'yellow')}" for model in models for line in reductions(model)),
         *(line for _, instance in instances for line in _draft(instance)),
         *(f"\n{line}" for line in not_persisted_reasons(models)),
+        *(line for model in models for line in _tools(model)),
         *(line for _, instance in instances for line in _problems(instance)),
         *_workers(status.workers),
         *_nodes(status.nodes),
@@ -102,6 +103,11 @@ def reductions(model: messages.ModelStatus) -> Iterator[str]:
     """Yield the options that were reduced after the engine of a model ran out of memory."""
     for item in model.reduced:
         yield (f"{model.name}: {item.key} = {item.value} for want of memory: {item.reason}")
+
+
+def _tools(model: messages.ModelStatus) -> Iterator[str]:
+    for text in messages.tools_warning(model):
+        yield f"\n{colored(text, 'red' if model.engine_tools == 'network' else 'yellow')}"
 
 
 def _trial(model: messages.ModelStatus) -> Iterator[str]:

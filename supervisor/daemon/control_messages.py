@@ -394,7 +394,8 @@ class ModelStatus(Message):
 
     `state`: loaded, loading (with a `reason` after a failure), unloaded (a request loads it), or
     failed with a `reason`. `idle`: None unless loaded. `adapted`: options that follow demand and
-    load. `reduced`: options that were lowered after the engine ran out of memory.
+    load. `reduced`: options that were lowered after the engine ran out of memory. `engine_tools`:
+    who reaches the tools of its engines: nobody, programs of this machine, other machines too.
     """
 
     name: str
@@ -408,6 +409,7 @@ class ModelStatus(Message):
     waiting: WaitStatus | None
     idle: IdleStatus | None
     not_persisted_reason: str | None
+    engine_tools: Literal["off", "local", "network"]
     adapted: list[AdaptedValue]
     reduced: list[AdaptedValue]
     trial: TrialNote | None
@@ -577,6 +579,21 @@ def failed_text(instance: InstanceStatus) -> str | None:
         return None
     model = instance.name.rpartition(".")[0]
     return f"it is not restarted any more; `corral start {model}` starts it again"
+
+
+def tools_warning(model: ModelStatus) -> tuple[str, ...]:
+    """Return a warning if clients may use the tools of a model's engines."""
+    if model.engine_tools == "off":
+        return ()
+    text = f"{model.name}: engine_tools is on: {TOOLS_RUN}"
+    if model.engine_tools == "network":
+        text = f"DANGER: {text}; other machines reach them {WITH_TOOLS_KEY}"
+    return (text,)
+
+
+# What `engine_tools` means.
+TOOLS_RUN: Final = "its engines run the tools and MCP servers of its flags as this user"
+WITH_TOOLS_KEY: Final = "with an API key that has tools = true"
 
 
 def keyless_warning(status: DaemonStatus) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ class DesktopKey:
 
     @property
     def key(self) -> Key:
-        return Key(_NAME, hashlib.sha256(self.secret.encode()).digest(), admin=True)
+        return Key(_NAME, hashlib.sha256(self.secret.encode()).digest(), admin=True, tools=True)
 
     @contextmanager
     def write(self) -> Iterator[None]:

@@ -40,7 +40,10 @@ def model_status(
     instances: list[messages.InstanceStatus],
     waiting: Waiting | None,
     loaded: ModelState | None,
+    *,
+    is_reachable: bool,
 ) -> messages.ModelStatus:
+    """Build the status; `is_reachable`: whether other machines can send requests."""
     plan, (state, reason) = model.plan, availability(model)
     return messages.ModelStatus(
         name=model.entry.name,
@@ -54,6 +57,7 @@ def model_status(
         waiting=messages.WaitStatus.of(waiting) if waiting else None,
         idle=_idle(loaded) if loaded else None,
         not_persisted_reason=not_persisted_reason(model),
+        engine_tools=("network" if is_reachable else "local") if model.entry.runs_tools else "off",
         adapted=_adapted_values(plan.adapted if plan else {}),
         reduced=_adapted_values(plan.reduced if plan else {}),
         trial=trial_note(model),

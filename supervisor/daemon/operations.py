@@ -157,6 +157,7 @@ class DaemonService:
                     [self._instance_status(replica) for replica in model.all_replicas],
                     waiting.get(name),
                     loaded.get(name),
+                    is_reachable=parts.is_reachable,
                 )
                 for name, model in self._fleet.models.items()
             ],

@@ -116,6 +116,7 @@ class DaemonParts:
         self.app = App(self.router, proxy, self.metrics, self._make_backend())
         self.server = Server(self.app, notifier.sockets)
         self.keyless = () if desktop_key else proxy_settings.keyless_addresses(proxy)
+        self.is_reachable = bool(proxy_settings.outside_addresses(proxy))
         self.captures = Captures(self.app.capture, self.fleet, emit)
         self.hooks = Hooks(self.reload, self.fleet, self.app.requests.models, emit)
         for part in self.parts:

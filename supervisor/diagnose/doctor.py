@@ -10,9 +10,17 @@ from pathlib import Path
 from typing import Final
 
 from supervisor import __version__
+from supervisor.backend.proxy_settings import outside_addresses
 from supervisor.builds.discover import Engine
 from supervisor.daemon.control_client import Client
-from supervisor.daemon.control_messages import DaemonStatus, ModelStatus, WorkerStatus, failed_text
+from supervisor.daemon.control_messages import (
+    TOOLS_RUN,
+    WITH_TOOLS_KEY,
+    DaemonStatus,
+    ModelStatus,
+    WorkerStatus,
+    failed_text,
+)
 from supervisor.diagnose import host_checks
 from supervisor.diagnose.host_checks import Finding, failure_finding
 from supervisor.errors import CorralError, DaemonBusy, EngineBroken, EngineMissing, NotRunning
@@ -201,6 +209,22 @@ def _check_running_worker(name: str, found: WorkerStatus) -> Finding:
     return Finding(name, "ok", f"{found.state} at {found.address}{used}")
 
 
+def check_tools(settings: Settings) -> Iterator[Finding]:
+    """Yield a finding for each model whose engines may run tools for clients."""
+    addresses = " and ".join(outside_addresses(settings.proxy))
+    has_keys = settings.proxy.api_keys_file is not None
+    who = WITH_TOOLS_KEY if has_keys else "without a key"
+    text, fix = f"for programs of this machine {who}", "unset engine_tools if nobody uses it"
+    if addresses:
+        others = f"other machines reach {addresses}, and so the tools {who}"
+        text = f"DANGER: {others}" if has_keys else f"{text}; other machines need a key"
+        fix = "listen on 127.0.0.1, or unset engine_tools"
+    text = f"engine_tools is on: {TOOLS_RUN}; {text}"
+    for name, model in settings.models.items():
+        if model.engine_tools:
+            yield Finding(f"tools of {name}", "warn", text, fix)
+
+
 def run_checks(config: Path | None, where: Directories) -> list[Finding]:
     """Return all findings, redacted for publication; `config`: None searches for the file."""
     try:
@@ -234,6 +258,7 @@ def _findings(loaded: Loaded, where: Directories, here: Machine) -> Iterator[Fin
     yield host_checks.check_files(max(1, planner.instances))
     yield host_checks.check_address(loaded.settings.proxy.listen, status.url if status else None)
     yield host_checks.check_clients(loaded.settings.proxy)
+    yield from check_tools(loaded.settings)
     yield from host_checks.check_hooks(loaded)
     yield from host_checks.check_traces(loaded.settings.proxy.tracing)
     yield from host_checks.check_directories(where)

@@ -430,6 +430,7 @@ def entries_of(settings: Settings) -> dict[str, ModelEntry]:
             batching=model.batching,
             loras=loras_of(model.loras),
             serves_ui=settings.proxy.engine_ui is not None,
+            runs_tools=model.engine_tools,
         )
         for name, model in settings.models.items()
     }

@@ -50,7 +50,9 @@ def render(
     return lines, [result for result in results if not isinstance(result, RenderedFlag)]
 
 
-def canonical(name: str, value: FlagValue, flags: Flags) -> tuple[str, FlagValue]:
+def canonical(
+    name: str, value: FlagValue, flags: Flags, *, runs_tools: bool = False
+) -> tuple[str, FlagValue]:
     """Translate a setting to today's name and value, so that equal settings compare equal.
 
     The name may be of any build, with or without dashes; `no-x = true` is `x = false`. Raises
@@ -64,7 +66,7 @@ def canonical(name: str, value: FlagValue, flags: Flags) -> tuple[str, FlagValue
     if key == "spec-type":
         words = {old: word for (name, word), old in setting.OLDER_WORDS.items() if name == key}
         value = words.get(value, value)
-    if reason := setting.reserved_reason(key):
+    if reason := setting.reserved_reason(key, runs_tools=runs_tools):
         raise SettingsInvalid(f"{name} cannot be set: {reason}")
     return key, value
 

@@ -182,6 +182,7 @@ class ModelEntry:
     loras: Mapping[str, LoraSettings] = field(default_factory=dict)  # by the name in requests
     workers: tuple[RpcWorker, ...] = ()  # workers that compute its layers now
     serves_ui: bool = False  # whether browsers get the engine's own web UI
+    runs_tools: bool = False  # whether its own flags may have the engine run tools
     split: str | None = None  # the `--tensor-split` to which its layers were moved
     # Settings that override all others after its engine ran out of memory.
     reduced: SettingsByFlag = field(default_factory=dict)
@@ -214,7 +215,9 @@ def _merge(entry: ModelEntry, profile: Profile, flags: Flags, draft: Draft) -> S
     if entry.serves_ui:
         ours["ui"] = Setting(value=True, origin=CORRAL, reason="engine_ui under [proxy]")
     named = _canonical(profile.flags, flags, lambda name: f"profile {profile.origins[name]}")
-    given = _canonical(entry.flags, flags, lambda _: f"model {entry.name}")
+    given = _canonical(
+        entry.flags, flags, lambda _: f"model {entry.name}", runs_tools=entry.runs_tools
+    )
     own = {**entry.batching.settings(), **given}
     if draft.gguf:
         path = str(draft.gguf.path)
@@ -248,9 +251,16 @@ def _with_workers(
 
 
 def _canonical(
-    given: Mapping[str, FlagValue], flags: Flags, origin: Callable[[str], str]
+    given: Mapping[str, FlagValue],
+    flags: Flags,
+    origin: Callable[[str], str],
+    *,
+    runs_tools: bool = False,
 ) -> dict[str, Setting]:
-    found = ((name, canonical(name, value, flags)) for name, value in given.items())
+    found = (
+        (name, canonical(name, value, flags, runs_tools=runs_tools))
+        for name, value in given.items()
+    )
     return {key: Setting(value, origin(name)) for name, (key, value) in found}
 
 

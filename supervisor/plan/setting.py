@@ -158,7 +158,14 @@ _KEYS: Final = "llama-corral gives each engine a random key of its own"
 _MODEL: Final = "path names the model"
 _FETCH: Final = "engines work offline; download the file and set path"
 _ROUTER: Final = "an engine serves one model; llama-corral is the router"
-_TOOLS: Final = "an engine must not run tools or open other servers for its clients"
+_TOOLS: Final = "an engine runs tools and opens other servers only with engine_tools = true"
+# What `engine_tools` of a model allows in its own flags.
+ENGINE_TOOLS: Final = frozenset(
+    (
+        *("tools", "tools-runtime", "agent"),
+        *("mcp-servers-config", "mcp-servers-json", "ui-mcp-proxy"),
+    )
+)
 _LOG: Final = "llama-corral manages the log"
 _EXITS: Final = "the engine would print something and exit"
 
@@ -174,8 +181,7 @@ RESERVED: Final[Mapping[str, str]] = (
         ("model-url", "docker-repo", "hf-repo", "hf-file", "hf-token", "spec-draft-hf"), _FETCH
     )
     | dict.fromkeys(("models-dir", "models-preset", "models-max", "models-autoload"), _ROUTER)
-    | dict.fromkeys(("tools", "tools-runtime", "agent"), _TOOLS)
-    | dict.fromkeys(("mcp-servers-config", "mcp-servers-json", "ui-mcp-proxy"), _TOOLS)
+    | dict.fromkeys(sorted(ENGINE_TOOLS), _TOOLS)
     | dict.fromkeys(("log-file", "log-disable", "log-jsonl"), _LOG)
     | dict.fromkeys(
         ("help", "usage", "version", "list-devices", "cache-list", "completion-bash"), _EXITS
@@ -186,7 +192,10 @@ RESERVED: Final[Mapping[str, str]] = (
 _PRESETS: Final = ("embd-", "fim-", "gpt-oss-", "vision-", "tts-oute")
 
 
-def reserved_reason(key: str) -> str | None:
+def reserved_reason(key: str, *, runs_tools: bool = False) -> str | None:
+    """Return why users may not set an option, or None; `runs_tools`: as the model's setting."""
+    if runs_tools and key in ENGINE_TOOLS:
+        return None
     if key.startswith(_PRESETS) and key.endswith(("-default", "-spec")):
         return _MODEL
     return RESERVED.get(key)

@@ -118,6 +118,9 @@ class ModelSettings(ResidencyPolicy):
     """llama-server's own long names; they win over the profile"""
     args: tuple[Argument, ...] = ()
     """passed to llama-server last, unchecked"""
+    engine_tools: bool = False
+    """flags may have llama-server run tools and MCP servers, as the daemon's user, for API keys
+    with tools = true; without keys, for programs of this machine"""
     loras: dict[tables.VariantName, LoraSetting] = Field(default_factory=dict, max_length=LORAS_MAX)
     """LoRA adapters: the GGUF of each, or { path = FILE, scale = NUMBER }; requests choose one by
     the model name MODEL+NAME"""
@@ -145,6 +148,14 @@ class ModelSettings(ResidencyPolicy):
     def fixed_adapter_option(self) -> str | None:
         """The option that applies adapters to every request, or None."""
         return conflict({**self.flags, **(self.trial.flags if self.trial else {})}, self.args)
+
+    @property
+    def lets_clients_choose_runtime(self) -> bool:
+        """Whether a client may name the runtime of a tool: it may run any command here anyway."""
+        options = {name.lstrip("-"): str(value) for name, value in self.flags.items()}
+        tools = options.get("tools", "").split(",")
+        is_fixed = "tools-runtime" in options or any("tools-runtime" in word for word in self.args)
+        return self.engine_tools and not is_fixed and bool({"all", "exec_shell_command"} & {*tools})
 
     @model_validator(mode="after")
     def _has_one_source_of_adapters(self) -> Self:

@@ -411,3 +411,26 @@ def test_a_misspelled_key_of_a_node_gets_a_suggestion() -> None:
 )
 def test_a_renamed_setting_gets_an_error_with_its_new_name(text: str, name: str, new: str) -> None:
     assert f"{name} was renamed: write {new}" in refusal(text)
+
+
+@pytest.mark.parametrize(
+    ("more", "may_choose"),
+    [
+        ('engine_tools = true\nflags = { tools = "all" }', True),
+        ('engine_tools = true\nflags = { "--tools" = "read_file,exec_shell_command" }', True),
+        ('engine_tools = true\nflags = { tools = "read_file" }', False),
+        ("engine_tools = true\nflags = { ui-mcp-proxy = true }", False),
+        ('engine_tools = true\nflags = { tools = "all", tools-runtime = "podman:a" }', False),
+        (
+            'engine_tools = true\nflags = { tools = "all" }\nargs = ["--tools-runtime", "ssh:a"]',
+            False,
+        ),
+        ('flags = { tools = "all" }', False),
+    ],
+)
+def test_a_client_chooses_the_runtime_of_tools_only_if_it_may_run_everything(
+    more: str,
+    may_choose: bool,  # noqa: FBT001 (a parameter of the test)
+) -> None:
+    model = read(CHAT + more).settings.models["chat"]
+    assert model.lets_clients_choose_runtime == may_choose

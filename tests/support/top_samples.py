@@ -88,6 +88,7 @@ def model(name: str, *instances: InstanceStatus) -> ModelStatus:
         ctx_size=4096,
         trial=None,
         not_persisted_reason=None,
+        engine_tools="off",
         adapted=[],
         reduced=[],
         waiting=None,

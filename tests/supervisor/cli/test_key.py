@@ -92,6 +92,7 @@ def test_the_list_shows_limits_and_no_secret() -> None:
             "requests_per_minute": 60,
             "priority": "batch",
             "admin": False,
+            "tools": False,
             **NO_TOKEN_LIMITS,
         },
         {
@@ -101,6 +102,7 @@ def test_the_list_shows_limits_and_no_secret() -> None:
             "requests_per_minute": None,
             "priority": "interactive",
             "admin": False,
+            "tools": False,
             **NO_TOKEN_LIMITS,
         },
     ]

@@ -43,6 +43,7 @@ def model(
     not_persisted_reason: str | None = None,
     waiting: WaitStatus | None = None,
     idle: IdleStatus | None = None,
+    engine_tools: Literal["off", "local", "network"] = "off",
 ) -> ModelStatus:
     return ModelStatus(
         name="chat",
@@ -55,6 +56,7 @@ def model(
         ctx_size=4096,
         trial=None,
         not_persisted_reason=not_persisted_reason,
+        engine_tools=engine_tools,
         adapted=[],
         reduced=[],
         waiting=waiting,
@@ -168,3 +170,15 @@ def test_batches_are_shown_once_requests_have_gathered() -> None:
     singles = replace(chat, total_batches=0, avg_batch_size=0.0)
     lines = [line.split() for line in render(replace(STATUS, batches=[singles])).splitlines()]
     assert ["chat", "12", "0", "1", "-", "31", "ms"] in lines
+
+
+def test_tools_of_engines_are_named_and_louder_where_other_machines_reach_them() -> None:
+    def lines(engine_tools: Literal["off", "local", "network"]) -> list[str]:
+        text = render(replace(STATUS, models=[model(engine_tools=engine_tools)]))
+        return [line for line in text.splitlines() if "engine_tools" in line]
+
+    assert lines("off") == []
+    (local,), (network,) = lines("local"), lines("network")
+    assert local.startswith("chat: engine_tools is on: ")
+    assert network.startswith("DANGER: chat: ")
+    assert "other machines" in network
