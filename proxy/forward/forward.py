@@ -4,7 +4,8 @@
 one if there is no other. A request is not retried after its engine crashed, as it may have caused
 the crash; if that engine is on trial, the trial is suspected first, and the request is retried. The
 same holds for an engine's own error. `second_request` continues a plain chat. A client that leaves
-closes the upstream connection at once. Each prompt of an array is a request of its own (`arrays`).
+closes the upstream connection at once. Each prompt of an array is a request of its own, and so is
+each answer if one instance has too few slots for all (`arrays`).
 A request for a node gets the node's name of the model and a header that marks it, so that no two
 proxies forward it in a loop.
 
@@ -46,7 +47,7 @@ from proxy.errors import (
 )
 from proxy.forward import second_request, tool_calls
 from proxy.forward.anthropic import MessageEvents, as_chat
-from proxy.forward.arrays import array_of, forward_parts
+from proxy.forward.arrays import Fork, array_of, fork_of, forward_parts
 from proxy.forward.inspection import Captured, CapturePoint, Exchange
 from proxy.forward.openai_responses import completed_response
 from proxy.forward.prefill import PrefillChunks, has_chunks
@@ -178,6 +179,8 @@ class Forward:
             if is_estimated:
                 stack.enter_context(self._estimator.observe(request, response.record))
             if request.kind is not EndpointKind.CHAT and (array := array_of(request)):
+                if is_passed_stream(request):
+                    response.start_pings()
                 await forward_parts(array, response, self._forward)
                 return
             if request.kind is EndpointKind.RESPONSES:
@@ -192,7 +195,9 @@ class Forward:
         if is_stream:
             response.start_pings()
         try:
-            if "tools" in request.json:
+            if request.slots > 1 and (fork := await self._fork(request, response)):
+                await forward_parts(fork, response, self._forward_branch)
+            elif "tools" in request.json:
                 await self._forward_with_tools(request, response)
             elif self._capture.observe:
                 await self._forward(request, response)
@@ -205,6 +210,28 @@ class Forward:
         finally:
             if is_stream:
                 await response.cancel_pings()
+
+    async def _fork(self, request: ProxyRequest, response: Response) -> Fork | None:
+        """Return how to split a request for more answers than an instance has slots, or None."""
+        queue = self._router.queues[request.model]
+        if request.may_load and not queue.serves(request):
+            timeline = response.record.timeline
+            timeline.wait()
+            try:
+                await queue.ensure_serving(request, functools.partial(self._load, timeline))
+            finally:
+                timeline.end_wait()
+        return fork_of(request, self._router.registry.of_model(request.model).in_service)
+
+    async def _forward_branch(self, request: ProxyRequest, response: Response) -> None:
+        if "tools" not in request.json:
+            await self._forward(request, response)
+            return
+        try:
+            await self._forward_with_tools(request, response)
+        except HistoryRefused as refused:
+            response.record.count_calls("history", refused.count)
+            await self._forward_branch(refused.request, response)
 
     async def _forward_with_tools(self, request: ProxyRequest, response: Response) -> None:
         if call := second_request.call_request(request):

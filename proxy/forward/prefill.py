@@ -290,7 +290,12 @@ class PrefillChunks:
             self._router.note_beginning(lease, is_saved=is_saved)
 
     async def _beginning_end(self, chat: Mapping[str, Any], tokens: Sequence[int]) -> int:
-        """Return the number of tokens before the user's first message; 0 if unknown."""
+        """Return the number of tokens before the user's first message; 0 if unknown.
+
+        Of a branch, return all tokens.
+        """
+        if self._lease.request.is_branch:
+            return len(tokens)
         lease, messages = self._lease, chat["messages"]
         own = next((message for message in messages if message.get("role") not in _LEADING), None)
         if own is None:

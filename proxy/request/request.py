@@ -127,6 +127,8 @@ class ProxyRequest:
     # Whether it belongs to a request that was queued before, so that the queue's limit does not
     # apply.
     is_let_in: bool = False
+    # Whether others ask for one answer each to the same prompt, so all of it is worth saving.
+    is_branch: bool = False
     # Whether its answer can be interrupted and continued, for requests of higher priority.
     may_yield: bool = False
     # Whether it may load its model; False with the query parameter `autoload=false`.

@@ -429,7 +429,8 @@ class SlotAssignment:
             hint = self.prefix_index.look_up(queued.request.prompt, queued.session)
             may_hold = of_model.with_files or of_model.pure or self.holds.active
             held = self._held_instances(queued, of_model, left, hint, now_s) if may_hold else left
-            if len(instances) == 1 and candidates is None and instances[0].can_take(queued.request):
+            is_only = len(instances) == 1 and candidates is None and not queued.request.is_branch
+            if is_only and instances[0].can_take(queued.request):
                 if not held:
                     self._lease(queued, instances[0], hint, now_s)
                     return queued
@@ -591,21 +592,23 @@ class SlotAssignment:
         request, prompt, instance = lease.request, lease.request.prompt, lease.instance
         if prompt is None or not of_model.with_files or request.is_background:
             return 0
-        upstream, blocks = instance.upstream, prompt.beginning_blocks
+        upstream, is_branch = instance.upstream, request.is_branch
+        blocks = len(prompt.blocks) if is_branch else prompt.beginning_blocks
         if blocks < BEGINNING_BLOCKS_MIN:
             return 0
-        reuse_p = self._beginnings.note(prompt.blocks[blocks - 1])
+        reuse_p = 1.0 if is_branch else self._beginnings.note(prompt.blocks[blocks - 1])
         others = (other for other in of_model.with_files if other is not instance)
         is_single = not any(other.upstream.cache_key == upstream.cache_key for other in others)
+        is_single = is_single and not (is_branch and upstream.slots > 1)
         is_cut = request.kind in _CHATS and request.slots == 1
-        if is_single or not (is_cut and upstream.cache_key and upstream.can_name_slots):
-            return 0
-        # The others cannot use a part of a recurrent state or of a window.
-        if upstream.is_all_or_nothing or upstream.prefer_pure_decode:
+        if is_single or not (is_cut and upstream.saves_beginnings):
             return 0
         if instance.prefilling > 1:  # its engine computes prompts in the order of their arrival
             return 0
         missing = blocks - self.prefix_index.available_blocks(upstream, prompt)
+        if is_branch:  # what a slot of this instance holds, the other branches have not
+            saved = self.prefix_index.files.find(upstream.cache_key, prompt)
+            missing = blocks - (saved.blocks if saved else 0)
         measures, rates = self.prefix_index.measures[upstream.model], instance.rates
         tokens = blocks * BLOCK_TOKENS
         size_bytes = tokens * upstream.token_bytes + upstream.state_bytes
