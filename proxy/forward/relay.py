@@ -280,9 +280,9 @@ class ResponseRelay:
                 last = await response.read(pass_on)
                 progress.is_awaiting_upstream = False
                 progress.count_chunk(last)
-        except UpstreamFailed:
+        except UpstreamFailed as failure:
             self._lease.unfinished = completed.partial_text()
-            raise
+            raise self._broken_off() from failure
         end = before + last
         # Not `in`, which first raises and drops a TypeError.
         if end[-_END_BYTES:].find(_ENDS.get(self._request.kind, b"")) < 0:
@@ -301,7 +301,7 @@ class ResponseRelay:
         """Pass on the stream before the first token; return the piece that has the first token."""
         prefill_filter = PrefillFilter(hides_progress=self._plan.hides_progress)
         while True:
-            chunk = await self._read()
+            chunk = await self._response.read()
             if not chunk:
                 raise self._broken_off()
             part = prefill_filter.feed(chunk)

@@ -229,19 +229,9 @@ class AccessRecord:
     instance: str | None = None
     slot: int | None = None  # The last `id_slot`; None if the engine chose.
     rules: str | None = None  # The prompt rules that changed its prompt, with spaces.
-    # The model that the client named, if another model got the request.
-    fallback_for: str | None = None
     # The client's status, that of the error that broke the response off, or 499 if the client
     # disconnected; None before that.
     status: int | None = None
-    # Code of the error that the client got or that broke its response off.
-    code: str | None = None
-    bytes_out = 0
-    # How often another engine continued the answer after the one before had ended.
-    continued = 0
-    # Calls of tools by what became of them; None if there was nothing to do.
-    calls: Counter[CallOutcome] | None = None
-    yields = 0  # How often it gave its slot to a request of higher priority.
     timings: Timings | None = None
     # The cache finding; None if the instance reports nothing.
     cache: CacheFinding | None = None
@@ -255,6 +245,17 @@ class AccessRecord:
     def __init__(self, request_id: str, timeline: Timeline) -> None:
         self.request_id = request_id
         self.timeline = timeline
+        # These are read at each end; a default of the class would be read more slowly.
+        # The model that the client named, if another model got the request.
+        self.fallback_for: str | None = None
+        # Code of the error that the client got or that broke its response off.
+        self.code: str | None = None
+        self.bytes_out = 0
+        # How often another engine continued the answer after the one before had ended.
+        self.continued = 0
+        # Calls of tools by what became of them; None if there was nothing to do.
+        self.calls: Counter[CallOutcome] | None = None
+        self.yields = 0  # How often it gave its slot to a request of higher priority.
 
     def set_instance(
         self, instance: str, expected_cached: int = 0, conversation: int | None = None

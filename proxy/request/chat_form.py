@@ -49,9 +49,7 @@ def chat_form(kind: EndpointKind, members: Mapping[str, Any]) -> Mapping[str, An
 
 
 def chat_answer(kind: EndpointKind, reply: Message) -> Message:
-    """Return an answer (`Completion.reply`) as the chat API's message."""
-    if kind is EndpointKind.CHAT:
-        return reply
+    """Return a message or a response (`Completion.reply`) as the chat API's message."""
     given = reply.get("content")
     blocks = [block for block in given if isinstance(block, dict)] if given else []
     if kind is EndpointKind.MESSAGES:

@@ -232,7 +232,8 @@ class NextTurns:
             self.due.pop(conversation, None)
             chat = chat_form(request.kind, request.json)
             used = self._learn(turn, lease, timings, chat["messages"] if chat else ())
-        answer = chat_answer(request.kind, reply)
+        is_chat = request.kind is EndpointKind.CHAT
+        answer = reply if is_chat else chat_answer(request.kind, reply)
         is_plain = answer_kind(answer) == "text" and not upstream.is_all_or_nothing
         if is_plain or not self._may(lease):
             return used
