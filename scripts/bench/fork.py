@@ -123,7 +123,7 @@ def main() -> int:
     )
     for figure in found.figures:
         for variant, values in figure.values.items():
-            print(f"{figure.name}, {variant}: {' '.join(f'{value:.4g}' for value in values)}")
+            print(f"{figure.name}, {variant}: {' '.join(f'{value:.6g}' for value in values)}")
     for goal, is_met in found.goals.items():
         print(f"{'met' if is_met else 'missed'}: {goal}")
     found.write(options.json)
