@@ -60,8 +60,8 @@ _TEMPLATE: Final = (
     f"{{%- if tools %}}{{{{- '{_CALL}' ~ messages[-1].content.split(' ')[0] ~ '|>' }}}}"
     f"{{%- else %}}{{{{- '{_ANSWER}' }}}}{{%- endif %}}{{%- endif %}}"
 )
-_HELD = Deployment("slots held", "affinity", _FLAGS, share_caches="all")
-_NOT_HELD = replace(_HELD, name="slots not held", proxy={"slot_hold_max_s": 0})
+_NOT_HELD = Deployment("slots not held", "affinity", _FLAGS, share_caches="all")
+_HELD = replace(_NOT_HELD, name="slots held", proxy={"slot_hold_max_s": 20})
 _LEAST_BUSY = replace(_NOT_HELD, name="least busy", policy="least-busy")
 
 

@@ -33,7 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> Path:
 async def proxy(engine: Engine, model: Path) -> AsyncIterator[ProxyHarness]:
     shape = ("-np", "1", "-c", "4096", "-t", "1", "--no-kv-unified", "-sps", "0", "-cram", "0")
     with running(engine, model, *shape, "--jinja") as socket:
-        async with proxied(socket, 1) as proxy:
+        async with proxied(socket, 1, slot_hold_max_s=20) as proxy:
             proxy.router.admit(replace(upstream(socket, 1), can_name_slots=True))
             yield proxy
 

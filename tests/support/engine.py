@@ -46,12 +46,12 @@ def loading(engine: Engine, argv: Sequence[str]) -> Iterator[bool]:
 
 
 @asynccontextmanager
-async def proxied(socket: Path, slots: int) -> AsyncIterator[ProxyHarness]:
-    """Run a proxy in front of it for the length of the block."""
+async def proxied(socket: Path, slots: int, **settings: object) -> AsyncIterator[ProxyHarness]:
+    """Run a proxy in front of it for the length of the block; `settings` are changes."""
     async with AsyncExitStack() as stack:
         with tempfile.TemporaryDirectory(prefix="corral-") as directory:
             proxy = ProxyHarness(Path(directory), stack)
-            await proxy.open()
+            await proxy.open(**settings)
             proxy.router.admit(upstream(socket, slots))
             yield proxy
 

@@ -121,7 +121,10 @@ def test_calls_are_found_in_the_answers_of_each_api(reply: dict[str, Any]) -> No
 
 def router(clients: int = 1, **settings: Any) -> Router:
     """Return a router of one engine that computes 500 tokens/s, with a slot for each client."""
-    found = Router(ProxySettings(**settings), clock=lambda: asyncio.get_running_loop().time())
+    found = Router(
+        ProxySettings(**{"slot_hold_max_s": 20, **settings}),
+        clock=lambda: asyncio.get_running_loop().time(),
+    )
     found.admit(replace(upstream("chat.1", slots=clients), can_name_slots=True))
     return found
 
