@@ -3,9 +3,8 @@
 An agent's next turn comes in 0.3 to 30 s. If a waiting request took the slot meanwhile, the history
 would be computed or restored again, and the engine's other slots would wait for that. So a slot is
 held as long as that costs more than the idle slot (`hold_s`, by the client's and tool's own times).
-A hold is no lease: a request finds a free slot that it may not take yet. It has no effect while
-nobody waits, or while other slots are free, but for one: new conversations take other idle slots
-first.
+A hold is no lease: a request finds a free slot that it may not take yet. While no request waits, or
+other slots are free, it has one effect: new conversations take other idle slots first.
 
 A hold ends when the turn comes (`kept`), when its time is over (`expired`), when a waiting request
 has waited long enough or has a higher priority (`yielded`), or when its instance leaves service or

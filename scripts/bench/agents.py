@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
+from support.agents import TOOLS_S, tool_s
 
 from scripts.bench.conversations import TIMEOUT_S, WORDS
 from scripts.bench.deployment import KEYS, NO_FILES, OURS, SMG, Deployment, reaching
@@ -39,8 +40,6 @@ _SINGLE_CLIENTS: Final = 2
 _SINGLE_PAUSE_S: Final = 4.0
 _SYSTEM_WORDS: Final = 400
 _ANSWER_TOKENS: Final = 40
-# By name, the usual pause of a tool.
-_TOOLS: Final = {"read": 0.4, "search": 1.5, "test": 6.0}
 _FLAGS: Final = {**OURS, "parallel": 2, "batch-size": 256, "ubatch-size": 256}
 _CALL, _ANSWER = "<|agent calls|>", "<|agent answers|>"
 # It calls the tool that the latest message names, if it names any.
@@ -120,7 +119,7 @@ def _write_model(path: Path, *, is_tiny: bool) -> Path:
             f'<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>',
             words=_ANSWER_TOKENS,
         )
-        for name in _TOOLS
+        for name in TOOLS_S
     ]
     answer = scripted_model.Line(_ANSWER, "That is all.", words=_ANSWER_TOKENS)
     vocabulary_of = pinned.find_pin("smollm2").path(directories().models)
@@ -163,7 +162,7 @@ class _Sessions:
         rng = random.Random(f"{self._seed} {name}")  # noqa: S311 (as above)
         least, most = self._turns
         turns = rng.randint(least, most) if has_sub_agents or name.startswith("agent") else 3
-        tool = rng.choice(list(_TOOLS))
+        tool = rng.choice(list(TOOLS_S))
         task = f"{tool} {_words(rng, rng.randint(200, 500))}"
         messages: list[dict[str, Any]] = [
             {"role": "system", "content": self._system},
@@ -177,9 +176,9 @@ class _Sessions:
                         other = f"sub-agent {number} {at}"
                         group.create_task(self._agent(number, other, has_sub_agents=False))
             key = KEYS[number % (len(KEYS) - 1)]
-            message, known = await self._ask(key, messages, known, [*_TOOLS])
-            await asyncio.sleep(min(20.0, max(0.2, rng.lognormvariate(0, 0.5) * _TOOLS[tool])))
-            tool = rng.choice(list(_TOOLS))
+            message, known = await self._ask(key, messages, known, [*TOOLS_S])
+            await asyncio.sleep(tool_s(rng, tool))
+            tool = rng.choice(list(TOOLS_S))
             text = f"{tool} {_words(rng, rng.randint(30, 150))}"
             calls = message.get("tool_calls") or []
             assert calls, message  # noqa: S101 (or it is no agent)

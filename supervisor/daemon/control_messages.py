@@ -395,7 +395,7 @@ class ModelStatus(Message):
     `state`: loaded, loading (with a `reason` after a failure), unloaded (a request loads it), or
     failed with a `reason`. `idle`: None unless loaded. `adapted`: options that follow demand and
     load. `reduced`: options that were lowered after the engine ran out of memory. `engine_tools`:
-    who reaches the tools of its engines: nobody, programs of this machine, other machines too.
+    whether clients reach the tools of its engines: no, from this machine, or from others too.
     """
 
     name: str

@@ -28,8 +28,13 @@ _PASS_TOKENS: Final = 512
 # A pass over another sequence takes this much longer.
 _PASS_SHARE: Final = 0.1
 _NO_HASH: Final = hashlib.blake2b(digest_size=8)
-# By name, the usual pause of a tool.
-TOOLS: Final = {"read": 0.4, "search": 1.5, "test": 6.0}
+# By name, the usual time of a tool.
+TOOLS_S: Final = {"read": 0.4, "search": 1.5, "test": 6.0}
+
+
+def tool_s(rng: random.Random, tool: str) -> float:
+    """Return how long a call of a tool takes: 0.2 to 20 s."""
+    return min(20.0, max(0.2, rng.lognormvariate(0, 0.5) * TOOLS_S[tool]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +143,9 @@ class _Run:
         began_s = asyncio.get_running_loop().time()
         history = _History(rng, f"agent-{number}", rng.randint(800, 1600))
         for _ in range(rng.randint(12, 40)):
-            answer_tokens, tool = rng.randint(20, 60), rng.choice(list(TOOLS))
+            answer_tokens, tool = rng.randint(20, 60), rng.choice(list(TOOLS_S))
             await self._ask(history, answer_tokens, tool)
-            await asyncio.sleep(min(20.0, max(0.2, rng.lognormvariate(0, 0.5) * TOOLS[tool])))
+            await asyncio.sleep(tool_s(rng, tool))
             history.grow(rng.randint(40, 160))
         self.outcome.sessions_s.append(asyncio.get_running_loop().time() - began_s)
 
