@@ -88,6 +88,7 @@ class Chat:
         self._messages.append({"role": "user", "content": self._subject})
         body = {"model": "chat", "messages": self._messages}
         async with front.http.post("/v1/chat/completions", json=body) as response:
+            assert response.status == 200, await response.text()
             message = (await response.json())["choices"][0]["message"]
         self._messages.append({"role": "assistant", "content": message["content"]})
         return response.headers["X-Corral-Instance"].partition("/")[0]

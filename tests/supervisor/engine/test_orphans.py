@@ -18,6 +18,7 @@ from supervisor.engine import orphans
 from supervisor.engine.launch import PROCESS_TAG_ENV, process_tag
 from supervisor.engine.orphans import kill_orphans, prove
 from supervisor.events import Event, EventStream
+from supervisor.system import daemon_lock
 
 PYTHON = Path(sys.executable)
 # Starts a program in a session of its own, tells its pid and is gone: nobody is its parent then.
@@ -74,7 +75,8 @@ def test_an_engine_of_a_dead_daemon_is_ended_and_told(
     pid = orphan(fault, marker=ours(runtime))
     with pytest.MonkeyPatch.context() as patch:
         if not has_pidfd:
-            patch.delattr(os, "pidfd_open")
+            # Not os.pidfd_open: psutil remembers from its first wait whether it is there.
+            patch.setattr(daemon_lock, "_open_pidfd", lambda _: None)
         pids, events = reaped(runtime)
     assert pids == [pid]
     assert is_gone(pid)
