@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from typer import BadParameter, Option, Typer
+from typer import Argument, BadParameter, Option, Typer
 
 from supervisor import __version__
 from supervisor.cli import app_requests, app_setup
@@ -60,6 +60,28 @@ def start(models: Models, config: Config = None, listen: Listen = None, wait: bo
     Args:
         wait: Return only when the models are ready.
     """
+
+
+@verb(run_commands)
+def run(
+    model: ModelName,
+    prompt: Annotated[list[str] | None, Argument(metavar="[PROMPT]...")] = None,
+    options: Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE")] = None,
+    config: Config = None,
+    as_json: Json = False,
+) -> CommandResult:
+    """Chat with a model in the terminal, or answer one prompt. Works without a daemon too.
+
+    A prompt and standard input give one answer, which goes to standard output: cat FILE | corral
+    run MODEL "summarise". Without both, the chat begins; /help lists its commands.
+
+    Args:
+        prompt: One question; the path of an image in it sends the image.
+        options: Such as temperature=0 or system=TEXT; repeat for more.
+    """
+    from supervisor.cli.run import run as call
+
+    return call(model, prompt or [], options or [], config, as_json=as_json)
 
 
 @verb(run_commands, has_json=False)

@@ -69,7 +69,7 @@ def ask(method: str, path: str, **content: Any) -> Any:
     """
     with connect() as http, translate_http_errors():
         response = http.request(method, path, **content)
-        _raise_refusal(response)
+        raise_refusal(response)
         return response.json()
 
 
@@ -77,14 +77,15 @@ def _download(file_id: str, path: Path) -> None:
     """Write a file atomically; raises as `ask`."""
     page = f"/v1/files/{file_id}/content"
     with connect() as http, translate_http_errors(), http.stream("GET", page) as response:
-        _raise_refusal(response)
+        raise_refusal(response)
         with access_denied(f"cannot write {path}"):
             write_atomic(path, response.iter_bytes())
 
 
-def connect() -> httpx.Client:
-    """Return a client of the running daemon's proxy. Raises NotRunning."""
-    status, key = Client(directories().control_socket).status(), os.environ.get(KEY_VARIABLE)
+def connect(api_key: str | None = None) -> httpx.Client:
+    """Return a client of the running daemon's proxy, with the key of the environment if none."""
+    status = Client(directories().control_socket).status()
+    key = api_key or os.environ.get(KEY_VARIABLE)
     # Ignore proxies from the environment: the daemon is on this machine.
     return httpx.Client(
         base_url=status.url,
@@ -126,7 +127,7 @@ def error_of(response: httpx.Response) -> tuple[str, str | None]:
         return f"the daemon answered with status {response.status_code}", None
 
 
-def _raise_refusal(response: httpx.Response) -> None:
+def raise_refusal(response: httpx.Response) -> None:
     if response.is_error:
         response.read()
         message, code = error_of(response)

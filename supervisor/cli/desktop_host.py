@@ -296,7 +296,7 @@ def _wait_until_stopped(where: Directories, until_s: float) -> None:
         )
 
 
-_LISTEN: Final = "127.0.0.1:0"
+LISTEN: Final = "127.0.0.1:0"
 _EXIT_TIMEOUT_S: Final = 10.0
 
 
@@ -312,7 +312,7 @@ def serve_desktop(
     try:
         host = _DesktopHost(directories(), write, log.write)
         watch_host(0, watch_pid, host.leave)
-        host.serve(words, settings_options(config, _LISTEN))
+        host.serve(words, settings_options(config, LISTEN))
     except errors.CorralError as error:
         write({"event": "error", **error.as_json()})
         raise

@@ -103,7 +103,7 @@ def _timeline(request: Mapping[str, Any]) -> Iterator[str]:
         ms = request[f"{phase}_ms"]
         if ms is not None:
             cells = "█" * round(_BAR_CELLS * ms / whole_ms) if whole_ms else ""
-            line = f"{name:18}  {_time(ms):>9}  {cells:{_BAR_CELLS}}  {notes.get(phase, '')}"
+            line = f"{name:20}  {_time(ms):>9}  {cells:{_BAR_CELLS}}  {notes.get(phase, '')}"
             yield line.rstrip()
 
 

@@ -111,11 +111,11 @@ def start(
             status = _await_status(client)
         else:
             return _start_first(client, names, where, wait=wait)
-    _check_same(status, config, listen)
-    return _command_adding(client, "start", models, status, wait=wait)
+    check_same(status, config, listen)
+    return command_adding(client, "start", models, status, wait=wait)
 
 
-def _check_same(status: messages.DaemonStatus, config: Path | None, listen: str | None) -> None:
+def check_same(status: messages.DaemonStatus, config: Path | None, listen: str | None) -> None:
     """Raise DaemonBusy unless the running daemon has the requested settings file and address."""
     wrong = []
     used = status.config
@@ -133,15 +133,15 @@ def _check_same(status: messages.DaemonStatus, config: Path | None, listen: str 
 
 def restart(models: Sequence[str]) -> CommandResult:
     client = Client(directories().control_socket)
-    return _command(client, "restart", resolve_running(models, client.status()), wait=True)
+    return command(client, "restart", resolve_running(models, client.status()), wait=True)
 
 
 def load(models: Sequence[str]) -> CommandResult:
     client = Client(directories().control_socket)
-    return _command_adding(client, "load", models, client.status(), wait=True)
+    return command_adding(client, "load", models, client.status(), wait=True)
 
 
-def _command_adding(
+def command_adding(
     client: Client, verb: str, words: Sequence[str], status: messages.DaemonStatus, *, wait: bool
 ) -> CommandResult:
     """Run a command on models; adds models that the daemon does not have."""
@@ -150,7 +150,7 @@ def _command_adding(
         added = additional_models(unknown, status, directories())
         follow(client.add_models(added))
         status = client.status()
-    result = _command(client, verb, resolve_running(words, status), wait=wait)
+    result = command(client, verb, resolve_running(words, status), wait=wait)
     notes = []
     for name, settings in added.items():
         # It imports tomlkit, which takes 30 ms.
@@ -165,7 +165,7 @@ def _start_first(
     client: Client, names: Sequence[str], where: Directories, *, wait: bool
 ) -> CommandResult:
     try:
-        return _command(client, "start", names, wait=wait)
+        return command(client, "start", names, wait=wait)
     except errors.Interrupted:
         raise
     except errors.CorralError:
@@ -188,7 +188,7 @@ def _await_status(client: Client) -> messages.DaemonStatus:
             time.sleep(_POLL_S)
 
 
-def _command(client: Client, verb: str, names: Sequence[str], *, wait: bool) -> CommandResult:
+def command(client: Client, verb: str, names: Sequence[str], *, wait: bool) -> CommandResult:
     stream = client.command(verb, names)
     if not wait:
         next(stream, None)

@@ -2,55 +2,21 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import pty
 import re
-import select
 import signal
-import struct
-import subprocess
-import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from support.corral_cli import PATIENCE_S, CorralCli, begin_stream, rest_of, until
+from support.corral_cli import CorralCli, begin_stream, rest_of, until
+from support.terminal import Terminal
 
 
-class Screen:
-    """A pseudo-terminal with `corral top` in its foreground, and the latest frame that it drew."""
-
-    def __init__(self, corral: CorralCli, *words: str) -> None:
-        self._ours, self._theirs = pty.openpty()
-        self.resize(100, 20)
-        self.settings = self.settings_now()
-        self.written = b""
-        # setsid makes the terminal the controlling one, which gets SIGWINCH.
-        argv = ["setsid", "--ctty", *corral.argv("top", *words)]
-        files = self._theirs
-        self.process = subprocess.Popen(
-            argv,
-            env={**corral.env, "TERM": "xterm"},
-            cwd=corral.root,
-            stdin=files,
-            stdout=files,
-            stderr=files,
-        )
-
-    def resize(self, columns: int, rows: int) -> None:
-        size = struct.pack("HHHH", rows, columns, 0, 0)
-        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, size)
-
-    def settings_now(self) -> list[object]:
-        return termios.tcgetattr(self._theirs)
-
-    def press(self, keys: str) -> None:
-        os.write(self._ours, keys.encode())
+class Screen(Terminal):
+    """The latest frame that `corral top` drew."""
 
     def lines(self) -> list[str]:
-        while select.select([self._ours], [], [], 0)[0]:
-            self.written += os.read(self._ours, 65_536)
+        self.read()
         frame = self.written.rpartition(b"\x1b[H")[2].decode(errors="replace")
         # The terminal's driver puts a carriage return before each newline.
         return re.split("\r+\n", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", frame))
@@ -64,28 +30,16 @@ class Screen:
         return [entry[0] for entry in found if entry]
 
     def end(self) -> int:
-        """Return the exit code, once the terminal is as it was before."""
-        code = self.process.wait(PATIENCE_S)
-        self.lines()
+        code = super().end()
         assert self.written.endswith(b"\x1b[?25h\x1b[?1049l")
-        assert self.settings_now() == self.settings
         return code
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self._ours)
-        os.close(self._theirs)
 
 
 @contextmanager
 def top(corral: CorralCli, *words: str) -> Iterator[Screen]:
-    screen = Screen(corral, *words)
-    try:
+    with Screen(corral, "top", *words) as screen:
         until(lambda: screen.shows("q quit"))
         yield screen
-    finally:
-        screen.close()
 
 
 def test_a_terminal_sorts_selects_and_cancels(corral: CorralCli, slow_model: Path) -> None:
