@@ -50,6 +50,12 @@ class Binaries:
         )
         return (done.stdout + done.stderr).splitlines()
 
+    def failed_alert_tests(self, path: Path) -> list[str]:
+        """The output of `promtool test rules`, a line each; empty if all alerts fire."""
+        command = [self.promtool, "test", "rules", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return (done.stdout + done.stderr).splitlines() if done.returncode else []
+
 
 def find(directory: Path | None, cache: Path) -> Binaries:
     """Find both in a directory, else on PATH, else in Debian's package, unpacked to a cache.
@@ -117,6 +123,10 @@ class Prometheus:
         """Type and help by the name of the family."""
         found = self._get("targets/metadata", match_target=f'{{job="{job}"}}', limit="1000")
         return {entry["metric"]: (entry["type"], entry["help"]) for entry in found}
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._get("query", query=expression)["result"]
+        return found
 
     def _get(self, path: str, **query: str) -> Any:
         response = httpx.get(f"{self._url}/api/v1/{path}", params=query, timeout=30)

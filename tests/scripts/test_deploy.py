@@ -21,6 +21,8 @@ from supervisor.slot_store.policy import auto_budget_bytes
 ROOT = Path(__file__).parent.parent.parent
 KUBERNETES = ROOT / "scripts" / "deploy" / "kubernetes"
 EXAMPLES = sorted((KUBERNETES / "examples").glob("*.yaml"))
+MONITORING = sorted((ROOT / "scripts" / "deploy" / "monitoring").iterdir())
+PROMETHEUS_LABELS = {"instance", "job", "le"}
 SETTINGS = Settings.model_validate(tomllib.loads((KUBERNETES / "corral.toml").read_text("utf-8")))
 PORT = ProxySettings().port
 CONTAINERFILE = (ROOT / "scripts" / "deploy" / "Containerfile").read_text("utf-8")
@@ -121,14 +123,26 @@ def test_the_disk_holds_the_saved_conversations() -> None:
     assert auto_budget_bytes(room_bytes, 0) >= 4 * 1024**3
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_examples_name_metrics_and_models_that_exist(path: Path) -> None:
-    text = json.dumps(parsed(path))
+@pytest.mark.parametrize("path", [*EXAMPLES, *MONITORING], ids=lambda path: path.stem)
+def test_metrics_labels_and_models_exist(path: Path) -> None:
+    text = json.dumps(parsed(path)).replace('\\"', "")
     documented = {
-        documented_metric.name: documented_metric.labels
-        for documented_metric in documented_metrics()
+        series: metric.labels for metric in documented_metrics() for series in metric.series
     }
     for name, labels in re.findall(r"(corral_\w+)(?:\{([^}]*)\})?", text):
-        assert set(re.findall(r"(\w+)=", labels)) <= documented[name]
+        assert set(re.findall(r"(\w+)=", labels)) - PROMETHEUS_LABELS <= documented[name]
     assert set(re.findall(r"model=(\w+)", text)) <= set(SETTINGS.models)
     assert "llama-corral" in text
+
+
+def test_the_panels_of_the_dashboard_do_not_overlap() -> None:
+    panels = parsed(ROOT / "scripts/deploy/monitoring/grafana-dashboard.json")["panels"]
+    places = [panel["gridPos"] for panel in panels]
+    cells = [
+        (place["x"] + column, place["y"] + line)
+        for place in places
+        for column in range(place["w"])
+        for line in range(place["h"])
+    ]
+    assert len(set(cells)) == len(cells) == 24 * (1 + max(line for _, line in cells))
+    assert len({panel["id"] for panel in panels}) == len(panels)
