@@ -46,6 +46,17 @@ class HostInstance:
     warnings: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """Bytes of one memory by purpose; the rest of `total` is free, mapped files apart."""
+
+    total: int
+    weights: int  # of the models in it
+    caches: int  # KV caches of slots, and prompts without a slot
+    buffers: int  # all else that engines hold
+    others: int  # other programs
+
+
 class HostEvent(Protocol):
     """An event of the daemon; no field contains a prompt or a secret."""
 
@@ -73,6 +84,9 @@ class DashboardHost(Protocol):
     def models(self) -> Mapping[str, HostModel]: ...
 
     def instances(self) -> Sequence[HostInstance]: ...
+
+    def memory(self) -> Mapping[str, HostMemory]:
+        """Return this machine's memories, the main memory (`host`) first, then devices."""
 
     def nodes(self) -> Sequence[NodeStats]: ...
 

@@ -187,6 +187,7 @@ class LiveState:
             core.router.queues.stats(),
             self._requests.stats(),
             host.nodes(),
+            host.memory(),
             self._rates.latest(),
             caches_of(
                 {name: self._by_model(counter) for name, counter in _CACHES.items()}

@@ -2,7 +2,7 @@
 
 It has no null: unknown members are left out, and in a difference, a JSON Merge Patch, null removes
 a member. Times are seconds since the start of the daemon, so that nothing changes only because time
-passes. `Rates` has the figures of each second of the last five minutes. Source: RFC 7396.
+passes. `Rates` has the figures of each second of the last 15 minutes. Source: RFC 7396.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from proxy.dashboard.host import HostInstance, HostModel
+from proxy.dashboard.host import HostInstance, HostMemory, HostModel
 from proxy.nodes.nodes import NodeStats
 from proxy.observe.past import RequestStats
 from proxy.request.models import ModelInfo
@@ -36,7 +36,7 @@ def merge_patch(before: Json, after: Json) -> dict[str, Any]:
 
 
 INTERVAL_S: Final = 1.0
-_SAMPLES: Final = 300
+_SAMPLES: Final = 900
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,10 @@ def with_running(ended: Totals, instances: Iterable[InstanceStats]) -> Totals:
     )
 
 
+# Samples after which totals below the last ones are believed: requests without an answer ended.
+_DIPS_MAX: Final = 3
+
+
 class Rates:
     """The latest samples. An ending request may be counted a moment late, but only once."""
 
@@ -73,10 +77,14 @@ class Rates:
         self._samples: deque[tuple[float | None, ...]] = deque(maxlen=_SAMPLES)
         self._before: Totals | None = None
         self._before_at_s = 0.0
+        self._dips = 0
 
     def add(self, totals: Totals, queued: int, at_s: float) -> None:
         """Add a sample from the totals at a later time."""
         before, elapsed_s = self._before or totals, max(at_s - self._before_at_s, 1e-3)
+        self._dips = self._dips + 1 if totals.decoded_tokens < before.decoded_tokens else 0
+        if self._dips > _DIPS_MAX:
+            before, self._dips = totals, 0
         first_tokens = totals.first_tokens - before.first_tokens
         decoded = max(totals.decoded_tokens, before.decoded_tokens)
         prompt = max(totals.prompt_tokens, before.prompt_tokens)
@@ -149,6 +157,7 @@ class Observed:
     queues: Mapping[str, QueueStats] = field(default_factory=dict)
     requests: Sequence[RequestStats] = ()
     nodes: Sequence[NodeStats] = ()
+    memory: Mapping[str, HostMemory] = field(default_factory=dict)
     rates: Mapping[str, Any] = field(default_factory=dict)
     # by model: prompt tokens expected in the cache, expected tokens found, all found tokens, those
     # from disk, and computed tokens
@@ -168,6 +177,7 @@ def state_of(observed: Observed) -> State:
         "instances": {**_remote(observed), **_local(observed)},
         "requests": {request.id: _request(request, observed) for request in observed.requests},
         "nodes": {node.name: _node(node) for node in observed.nodes},
+        "memory": {name: _fields(memory) for name, memory in observed.memory.items()},
         "rates": dict(observed.rates),
         "caches": {model: dict(cache) for model, cache in observed.caches.items()},
     }
@@ -258,7 +268,9 @@ def _node(node: NodeStats) -> dict[str, Any]:
     return _without_none(**_fields(node, "name", "problem"), reason=node.problem)
 
 
-def _fields(value: HostInstance | RequestStats | NodeStats, *without: str) -> dict[str, Any]:
+def _fields(
+    value: HostInstance | HostMemory | RequestStats | NodeStats, *without: str
+) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__slots__ if name not in without}
 
 

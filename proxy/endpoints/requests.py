@@ -31,6 +31,7 @@ from proxy.observe.past import (
     Conversations,
     HistoryQuery,
     Phase,
+    RatesQuery,
     RequestHistory,
     RequestStats,
     StoredRequest,
@@ -158,6 +159,8 @@ class Requests:
 
 _PATH: Final = "/corral/v1/requests"
 _IN_FLIGHT, _FINISHED = "in_flight", "finished"
+_INTERVALS: Final = 180
+_SPANS_S: Final = {"15m": 900, "6h": 21_600, "7d": 604_800}
 
 
 @define(eq=False, slots=False)
@@ -176,6 +179,7 @@ class RequestsEndpoint(Feature):
     def add_routes(self, routes: Routes) -> None:
         """Add the routes; the last matches any path below, so it comes last."""
         routes.add(_PATH, get=self.list)
+        routes.add("/corral/v1/rates", get=self.rates)
         routes.add(f"{_PATH}/{{id}}/cancel", post=self.cancel)
         routes.add(f"{_PATH}/{{id}}/explanation", get=self.explanation)
         routes.add(f"{_PATH}/{{id}}/conversation", delete=self.forget_conversation)
@@ -194,6 +198,16 @@ class RequestsEndpoint(Feature):
         query = past_query(request.query, client)
         found = await self._history.requests(query) if self._history else ()
         return json_response({"requests": [self._visible_figures(past, client) for past in found]})
+
+    async def rates(self, request: web.BaseRequest) -> web.Response:
+        """Answer with figures of the past as equal intervals; raises BadRequest, StorageFailed."""
+        span = request.query.get("span", "")
+        if span not in _SPANS_S:
+            raise BadRequest(f"span must be one of {', '.join(_SPANS_S)}")
+        until, interval_s = datetime.now().astimezone().timestamp(), _SPANS_S[span] / _INTERVALS
+        query = RatesQuery(until, interval_s, _INTERVALS, visible_client(request))
+        columns = await self._history.rates(query) if self._history else {}
+        return json_response({"until": until, "interval_s": interval_s, **columns})
 
     async def show(self, request: web.BaseRequest) -> web.Response:
         """Show a request; if several have its id, the latest.

@@ -53,6 +53,16 @@ class HistoryQuery:
     since: float | None = None  # Earliest end, as Unix time.
 
 
+@dataclass(frozen=True, slots=True)
+class RatesQuery:
+    """Asks for the rates of equal intervals that end at `until`, in Unix time."""
+
+    until: float
+    interval_s: float
+    count: int
+    client: str | None = None  # None for all clients
+
+
 class RequestHistory(Protocol):
     async def requests(self, query: HistoryQuery, /) -> Sequence[StoredRequest]:
         """Return the matching requests, latest first.
@@ -60,6 +70,13 @@ class RequestHistory(Protocol):
         Raises:
             StorageFailed: The history cannot be read.
             Unavailable: The history is off.
+        """
+
+    async def rates(self, query: RatesQuery, /) -> Mapping[str, Sequence[float | None]]:
+        """Return the figures of each interval, by name (see `dashboard.state`), oldest first.
+
+        `queued` is the mean number of queued requests, and a request counts in the interval in
+        which it ended. Raises StorageFailed.
         """
 
 

@@ -6,7 +6,7 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +28,7 @@ from supervisor.fleet.model import Replica
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.fleet.stats import memory_bytes
 from supervisor.loading.controller import AdmissionController
+from supervisor.loading.memory_usage import MemoryUsage
 from supervisor.models.model_meta import makes_vectors
 from supervisor.system.paths import Directories, shipped_directory
 
@@ -127,6 +128,8 @@ class DashboardHostAdapter:
     _events: EventStream
     _directories: Directories
     _certificate: Certificate
+    _memory_usage: MemoryUsage
+    _memory: Mapping[str, host.HostMemory] = field(factory=dict, init=False)
     _memory_bytes: dict[int, int | None] = field(factory=dict, init=False)  # by process
     _memory_read_at_s: float = field(default=float("-inf"), init=False)
 
@@ -154,11 +157,12 @@ class DashboardHostAdapter:
         return found
 
     def instances(self) -> list[host.HostInstance]:
-        now_s = time.monotonic()
-        if now_s - self._memory_read_at_s >= _MEMORY_AGE_MAX_S:
-            self._memory_read_at_s = now_s
-            self._memory_bytes.clear()
+        self._refresh_memory()
         return [self._instance(replica) for replica in self._fleet.all_replicas()]
+
+    def memory(self) -> Mapping[str, host.HostMemory]:
+        self._refresh_memory()
+        return self._memory
 
     def nodes(self) -> Sequence[NodeStats]:
         return self._nodes.stats()
@@ -204,6 +208,13 @@ class DashboardHostAdapter:
             return clients_of(url, models, model, needs_key=needs_key, cert=cert, config=config)
 
         return await asyncio.to_thread(read)
+
+    def _refresh_memory(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._memory_read_at_s >= _MEMORY_AGE_MAX_S:
+            self._memory_read_at_s = now_s
+            self._memory_bytes.clear()
+            self._memory = self._memory_usage.by_purpose()
 
     def _names(self) -> list[str]:
         return [replica.name for replica in self._fleet.all_replicas()]

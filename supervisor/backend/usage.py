@@ -27,7 +27,7 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily
 
 from proxy.errors import BadRequest, StorageFailed, Unavailable, quote
-from proxy.observe.past import HistoryQuery, StoredRequest
+from proxy.observe.past import HistoryQuery, RatesQuery, StoredRequest
 from proxy.router.lease import Lease, SlotUse, Tokens
 from proxy.upstream.upstream import Upstream
 from supervisor.backend.models import without_directories
@@ -330,6 +330,13 @@ class RecordsAdapter:
             return ()
         try:
             return await self._records.requests(query)
+        except HistoryUnavailable as error:
+            raise StorageFailed(without_directories(error.message)) from error
+
+    async def rates(self, query: RatesQuery) -> Mapping[str, Sequence[float | None]]:
+        """Implements `RequestHistory.rates`."""
+        try:
+            return await self._records.rates(query)
         except HistoryUnavailable as error:
             raise StorageFailed(without_directories(error.message)) from error
 

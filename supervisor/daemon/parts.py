@@ -84,15 +84,15 @@ class DaemonParts:
         self._reductions = Reductions()
         self.known_workers = KnownWorkers(free_port)
         self.fleet = Fleet(self._planner(loaded), self.router, emit)
-        memory_usage, replacer = MemoryUsage(self.fleet), Replacer(self.fleet)
-        self.admission = AdmissionController(self.fleet, self.router, emit, memory_usage)
+        self._memory_usage, replacer = MemoryUsage(self.fleet), Replacer(self.fleet)
+        self.admission = AdmissionController(self.fleet, self.router, emit, self._memory_usage)
         self._add_models(loaded, reread, replacer)
         threads = ThreadDecider.of_fleet(self.fleet, directories)
         self.adaptive = AdaptiveController(
             self.fleet,
             self.router,
             replacer,
-            memory_usage,
+            self._memory_usage,
             adapted=self._adapted,
             emit=emit,
             deciders=[SlotDecider(), threads],
@@ -215,7 +215,13 @@ class DaemonParts:
             control=models,
             ollama=OllamaHostAdapter(fleet, admission, models.changes, reload),
             dashboard=DashboardHostAdapter(
-                fleet, admission, self.nodes, self.events, self.directories, self.certificate
+                fleet,
+                admission,
+                self.nodes,
+                self.events,
+                self.directories,
+                self.certificate,
+                self._memory_usage,
             ),
             history=records,
             load_forecaster=models,

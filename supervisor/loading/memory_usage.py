@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
+from proxy.dashboard.host import HostMemory
 from supervisor.engine.states import State
 from supervisor.errors import CorralError, DeviceMemoryShort
 from supervisor.fleet.fleet import Fleet
@@ -21,7 +22,7 @@ from supervisor.fleet.model import Model, Replica
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.fleet.start_memory import usable_bytes
 from supervisor.fleet.stats import memory_bytes, own_bytes
-from supervisor.plan.estimate import Estimate
+from supervisor.plan.estimate import Estimate, MemoryBreakdown
 from supervisor.plan.setting import SettingsByFlag as FlagSettings
 from supervisor.plan.setting import values
 from supervisor.system import machine
@@ -71,6 +72,13 @@ _CHANGING: Final = frozenset(
 )
 
 
+def _purposes(taken: MemoryBreakdown) -> Counter[str]:
+    caches = taken.kv + taken.prompt_cache + taken.checkpoints
+    weights = taken.weights + taken.draft + taken.projector
+    buffers = taken.total - weights - caches
+    return Counter(weights=weights, caches=caches, buffers=buffers)
+
+
 class ObservedMemory:
     """Most memory without mapped files by launch fingerprint: a full cache fills again."""
 
@@ -117,6 +125,50 @@ class MemoryUsage:
         devices = Counter(dict(found.devices))
         devices.subtract(self._taken)
         return {HOST: found.host, **devices, **self._workers_of(self._fleet.planner.entries)}
+
+    def by_purpose(self) -> Mapping[str, HostMemory]:
+        """Return the present use of each memory, main memory first.
+
+        Main memory is measured: what an engine holds beyond its weights and buffers are its caches.
+        Devices are estimated, with other programs as of the last load on one.
+        """
+        here = self._read_machine()
+        devices: Bytes = {}
+        with suppress(CorralError):  # without an engine there are no devices
+            devices = self._fleet.planner.capacity(self._fleet.planner.engine()).devices
+        used: dict[str, Counter[str]] = {name: Counter() for name in (HOST, *devices)}
+        held_bytes = 0
+        for model in self._fleet.models.values():
+            mapped = 0
+            for replica in model.all_replicas:
+                pid = replica.instance.snapshot().pid
+                if not pid or not (estimate := self._estimate(replica)):
+                    continue
+                own, resident = own_bytes(pid) or 0, memory_bytes(pid) or 0
+                held_bytes += own
+                mapped = max(mapped, min(estimate.mapped_bytes, resident - own))
+                expected = _purposes(estimate.host)
+                weights = min(own, expected["weights"] - estimate.mapped_bytes)
+                buffers = min(own - weights, expected["buffers"])
+                caches = own - weights - buffers
+                used[HOST].update(weights=weights, buffers=buffers, caches=caches)
+                for name in estimate.devices.keys() & devices.keys():
+                    used[name].update(_purposes(estimate.devices[name]))
+            used[HOST].update(weights=mapped)
+        others = {
+            **self._taken,
+            HOST: max(0, here.memory_bytes - here.memory_available_bytes - held_bytes),
+        }
+        return {
+            name: HostMemory(
+                total=devices.get(name, here.memory_bytes),
+                weights=use["weights"],
+                caches=use["caches"],
+                buffers=use["buffers"],
+                others=others.get(name, 0),
+            )
+            for name, use in used.items()
+        }
 
     async def refresh_devices(self, models: Iterable[Model]) -> None:
         """List devices again if one of these models, which will be loaded, uses them.

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from proxy.observe.past import HistoryQuery, StoredRequest
+from proxy.observe.past import HistoryQuery, RatesQuery, StoredRequest
 from proxy.upstream.endpoint_kinds import EndpointKind
 from supervisor.events import Event
 
@@ -136,6 +136,25 @@ def select_requests(connection: sqlite3.Connection, query: HistoryQuery) -> list
     where = " AND ".join(given) or "1"
     statement = f"SELECT * FROM requests WHERE {where} ORDER BY seq DESC LIMIT ?"  # noqa: S608 (ours)
     return list(map(_decode_row, connection.execute(statement, (*given.values(), query.limit))))
+
+
+_RATES: Final = """
+    SELECT CAST((ended_at - ?1) / ?2 AS INTEGER) AS number,
+           total(decoded_tokens) / ?2, total(prompt_tokens) / ?2, total(queued_ms) / 1000 / ?2,
+           avg(first_token_ms) / 1000
+    FROM requests WHERE ended_at >= ?1 AND ended_at < ?3 AND (?4 IS NULL OR client = ?4)
+    GROUP BY number
+"""
+_RATE_NAMES: Final = ("tokens_per_second", "prompt_tokens_per_second", "queued", "first_token_s")
+
+
+def select_rates(connection: sqlite3.Connection, query: RatesQuery) -> dict[str, list[Any]]:
+    """Return `RequestHistory.rates`; an interval without requests has no time to a first token."""
+    began = query.until - query.interval_s * query.count
+    asked = (began, query.interval_s, query.until, query.client)
+    found = {row[0]: row[1:] for row in connection.execute(_RATES, asked)}
+    rows = [found.get(number, (0, 0, 0, None)) for number in range(query.count)]
+    return {name: [row[at] for row in rows] for at, name in enumerate(_RATE_NAMES)}
 
 
 def forget_requests(connection: sqlite3.Connection, model: str | None) -> int:

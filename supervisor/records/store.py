@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from proxy.batches.database import open_connection, run_in_transaction
-from proxy.observe.past import HistoryQuery
+from proxy.observe.past import HistoryQuery, RatesQuery
 from supervisor.errors import AccessDenied
 from supervisor.records import older, requests, usage
 from supervisor.records.requests import COLUMNS
@@ -42,6 +42,7 @@ _UNUSABLE: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 # What commands ask, each with one argument.
 QUESTIONS: Final[Mapping[str, tuple[Any, Callable[[sqlite3.Connection, Any], Any]]]] = {
     "requests": (HistoryQuery, requests.select_requests),
+    "rates": (RatesQuery, requests.select_rates),
     "forget_requests": (str | None, requests.forget_requests),
     "usage": (usage.Query, usage.sum_usage),
     "sizes": (str, requests.select_sizes),

@@ -19,7 +19,7 @@ import secrets
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from threading import Lock
@@ -29,7 +29,7 @@ import orjson
 from attrs import define, field
 
 from proxy.common.background_tasks import worker_threads
-from proxy.observe.past import HistoryQuery, StoredRequest
+from proxy.observe.past import HistoryQuery, RatesQuery, StoredRequest
 from supervisor.errors import HistoryUnavailable
 from supervisor.events import Emit, Event, Part
 from supervisor.records import older, requests, usage
@@ -205,6 +205,11 @@ class Records(Part):
     async def requests(self, query: HistoryQuery) -> Sequence[StoredRequest]:
         """Return stored requests, the latest first, even just ended; raises HistoryUnavailable."""
         found: Sequence[StoredRequest] = await self.answer("requests", query)
+        return found
+
+    async def rates(self, query: RatesQuery) -> Mapping[str, Sequence[float | None]]:
+        """Return the rates of intervals; raises HistoryUnavailable."""
+        found: Mapping[str, Sequence[float | None]] = await self.answer("rates", query)
         return found
 
     async def usage(self, query: Query) -> list[dict[str, Any]]:

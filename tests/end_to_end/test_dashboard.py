@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, ViewportSize, expect
-from support.corral_cli import PATIENCE_S, CorralCli, begin_stream, rest_of
+from support.corral_cli import PATIENCE_S, CorralCli, begin_stream, rest_of, until
 from support.dashboard_page import VIEWS, Dashboard, Scheme, chromium
 from support.fork_server import ForkServer
 
@@ -26,6 +26,9 @@ flags = {{ ctx-size = 512, parallel = 2, threads = 1 }}
 path = "{slow}"
 preload = false
 flags = {{ ctx-size = 4096, parallel = 1, threads = 1 }}
+[models.broken]
+path = "{broken}"
+preload = false
 [supervisor.restart]
 backoff_initial_s = 0.01
 """
@@ -47,7 +50,9 @@ def daemon(
     slow_model: Path,
 ) -> Iterator[CorralCli]:
     corral = CorralCli(tmp_path_factory.mktemp("c"), fork_server)
-    corral.configure(_SETTINGS.format(tiny=tiny_model, slow=slow_model))
+    broken = corral.root / "broken.gguf"
+    broken.write_bytes(tiny_model.read_bytes()[:-1000])
+    corral.configure(_SETTINGS.format(tiny=tiny_model, slow=slow_model, broken=broken))
     corral.ok("start")
     yield corral
     corral.end()
@@ -114,10 +119,42 @@ def test_keys_show_views_and_filters(dashboard: Dashboard) -> None:
     page.keyboard.press("Escape")
 
 
+def test_a_failure_is_shown_once_and_within_two_seconds(
+    dashboard: Dashboard, daemon: CorralCli
+) -> None:
+    page = dashboard.page
+    status = page.get_by_role("region", name="Status")
+    page.get_by_role("button", name="Load broken").click()
+    until(lambda: daemon.instances()["broken.0"].state == "failed")
+    expect(status).to_contain_text("1 of 3 models failed", timeout=2000)
+    expect(page.locator("main").get_by_text("is truncated")).to_have_count(1)
+    expect(status).to_contain_text("download the file again")
+    dashboard.show("events")
+    expect(page.get_by_role("banner")).to_contain_text("1 of 3 models failed")
+    dashboard.show("overview")
+    (daemon.root / "broken.gguf").unlink()
+    status.get_by_role("button", name="Load broken again").click()
+    expect(page.locator("main").get_by_text("is truncated")).to_have_count(0)
+    expect(status).to_contain_text("1 of 3 models failed")
+
+
+def test_memory_and_activity_have_figures(dashboard: Dashboard) -> None:
+    page = dashboard.page
+    memory = page.get_by_role("region", name="Memory")
+    for purpose in ("Weights", "Caches", "Other programs", "Free"):
+        expect(memory).to_contain_text(purpose)
+    activity = page.get_by_role("region", name="Activity")
+    activity.get_by_role("button", name="6 h").click()
+    expect(activity.get_by_role("button", name="6 h")).to_have_attribute("aria-pressed", "true")
+    activity.locator(".u-over").first.hover()
+    expect(activity.locator(".at")).to_have_count(4)
+    activity.get_by_role("button", name="15 min").click()
+
+
 def test_a_model_is_loaded_chats_is_explained_and_unloaded(dashboard: Dashboard) -> None:
     page = dashboard.page
     page.get_by_role("button", name="Load slow").click()
-    expect(dashboard.row("Models", "slow")).to_contain_text("loaded")
+    expect(dashboard.model("slow")).to_contain_text("loaded")
     expect(page.locator("[aria-live=polite]")).to_contain_text("slow")
     dashboard.show("chat")
     page.get_by_label("Model").select_option("tiny")
@@ -136,7 +173,7 @@ def test_a_model_is_loaded_chats_is_explained_and_unloaded(dashboard: Dashboard)
     expect(dashboard.row("Tokens and time", "(no key)").first).to_contain_text("tiny")
     dashboard.show("overview")
     page.get_by_role("button", name="Unload slow").click()
-    expect(dashboard.row("Models", "slow")).to_contain_text("unloaded")
+    expect(dashboard.model("slow")).to_contain_text("unloaded")
 
 
 def test_a_chat_is_stopped(dashboard: Dashboard) -> None:
@@ -154,7 +191,7 @@ def test_a_chat_is_stopped(dashboard: Dashboard) -> None:
 def test_a_request_is_shown_and_cancelled(dashboard: Dashboard, daemon: CorralCli) -> None:
     page = dashboard.page
     with begin_stream(daemon, 30_000, "slow") as stream:
-        slot = page.get_by_role("article", name="Instance slow.0").get_by_role("listitem")
+        slot = dashboard.model("slow").get_by_role("listitem")
         expect(slot).to_contain_text("decode")
         dashboard.show("requests")
         row = dashboard.row("In flight", "slow")
@@ -170,9 +207,8 @@ def test_a_crash_is_shown_live(dashboard: Dashboard, daemon: CorralCli) -> None:
     restarts, pid = before.restarts, before.pid
     assert pid, before.state
     os.kill(pid, signal.SIGSEGV)
-    instance = page.get_by_role("article", name="Instance tiny.0")
-    expect(instance).to_contain_text(f"Restarts{restarts + 1}")
-    expect(instance).to_contain_text("ready")
+    expect(dashboard.model("tiny")).to_contain_text(f"{restarts + 1} restart")
+    expect(dashboard.model("tiny")).to_contain_text("up ")
     dashboard.show("events")
     exits = dashboard.row("Events, newest first", "instance.exited")
     expect(exits.first).to_contain_text("signal 11")
@@ -282,8 +318,8 @@ _MODULES = """async () => {
   return {
     patched, isKept: patched.kept === kept,
     samples: rates.times,
-    first: rates.latest("first_token_s"),
-    now: rates.last("tokens_per_second"),
+    first: rates.columns.first_token_s,
+    now: rates.columns.tokens_per_second.at(-1),
     changes: changes(
       { models: { m: { state: "loading" } } },
       { models: { m: { state: "failed", cause: "x" } } },
@@ -299,7 +335,7 @@ def test_modules_compute_what_they_say(dashboard: Dashboard) -> None:
         "patched": {"kept": {"a": 1}, "b": {"d": 2}, "e": [2], "f": {}},
         "isKept": True,
         "samples": [8, 9, 10],
-        "first": 0.5,
+        "first": [0.5, None, None],
         "now": 3,
         "changes": ["Model m is failed: x"],
         "bytes": ["0 B", "2.0 KiB", "5.0 GiB", "–"],

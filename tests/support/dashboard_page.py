@@ -77,6 +77,9 @@ class Dashboard:
         title = view.partition("/")[0].capitalize()
         self.page.locator("nav a[aria-current]", has_text=title).wait_for()
 
+    def model(self, name: str) -> Locator:
+        return self.page.get_by_role("article", name=name, exact=True)
+
     def row(self, table: str, text: str) -> Locator:
         return self.page.get_by_role("table", name=table).get_by_role("row").filter(has_text=text)
 

@@ -28,11 +28,11 @@ from support.upstream import Fake, Script, say_ok
 from proxy.app import App, Backend
 from proxy.cache.prompt_rules import PromptRules
 from proxy.cache.shared_prefixes import SharedPrefix
-from proxy.dashboard.host import HostEvent, HostInstance, HostModel, Verb
+from proxy.dashboard.host import HostEvent, HostInstance, HostMemory, HostModel, Verb
 from proxy.endpoints.prometheus import Metrics
 from proxy.errors import NotFound, ProxyError
 from proxy.nodes.nodes import NodeStats
-from proxy.observe.past import ForgottenConversation, HistoryQuery, StoredRequest
+from proxy.observe.past import ForgottenConversation, HistoryQuery, RatesQuery, StoredRequest
 from proxy.request.models import (
     GpuUse,
     ModelDetails,
@@ -222,6 +222,9 @@ class FakeDashboardHost:
     def instances(self) -> Sequence[HostInstance]:
         return self.processes
 
+    def memory(self) -> Mapping[str, HostMemory]:
+        return {"host": HostMemory(total=100, weights=40, caches=20, buffers=5, others=10)}
+
     def nodes(self) -> Sequence[NodeStats]:
         return ()
 
@@ -276,6 +279,9 @@ class FakeHistory:
             for entry in self.stored
             if query.request_id in {None, entry["id"]} and query.client in {None, entry["client"]}
         ][: query.limit]
+
+    async def rates(self, query: RatesQuery, /) -> Mapping[str, Sequence[float | None]]:
+        return {"queued": [0.0] * query.count}
 
 
 class FakeConversations:

@@ -43,6 +43,7 @@ export class App extends Component {
 
   follow() {
     const before = this.state.route.name;
+    this.actions.dismiss();
     this.setState({ route: route(location.hash) }, () => {
       this.entitle();
       if (this.state.route.name !== before) this.begin();
@@ -80,7 +81,7 @@ export class App extends Component {
     const { live, actions, chat } = { live: store.state, actions: this.actions, chat: this.chat };
     return html`
       <a class="skip" href="#main" onClick=${(event) => this.skip(event)}>Skip to the content</a>
-      <${Frame} views=${VIEWS} name=${name} server=${live?.server} theme=${theme}
+      <${Frame} views=${VIEWS} name=${name} live=${live} theme=${theme}
         onTheme=${() => this.toggleTheme()} onSignOut=${() => this.signOut()}
         onShortcuts=${() => this.setState({ showsShortcuts: true })} />
       <main id="main" tabindex="-1" ref=${this.mainRef}>

@@ -5,6 +5,8 @@ const NONE = "–";
 const TIME = new Intl.DateTimeFormat(undefined, {
   hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23",
 });
+const MINUTE = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+const DAY = new Intl.DateTimeFormat("en", { weekday: "short", day: "numeric" });
 const WHOLE = new Intl.NumberFormat("en");
 
 export function bytes(count) {
@@ -51,6 +53,11 @@ export function duration(value) {
 export function clock(time) {
   const date = new Date(time);
   return Number.isNaN(date.valueOf()) ? NONE : TIME.format(date);
+}
+
+// A moment in Unix time, as precise as an axis of that span needs it.
+export function moment(at_s, span_s) {
+  return (span_s > 86_400 ? DAY : MINUTE).format(at_s * 1000);
 }
 
 export function share(part, total) {

@@ -34,11 +34,18 @@ def test_a_request_that_ends_is_not_counted_twice() -> None:
     assert (found["at_s"], rates.latest()["first_token_s"]) == (4, 0.5)
 
 
+def test_tokens_of_cancelled_requests_do_not_hide_those_that_follow() -> None:
+    rates = Rates()
+    for at_s, tokens in enumerate([0, 100, 0, 0, 0, 0, 5]):
+        rates.add(Totals(tokens), 0, at_s)
+    assert rates.latest()["tokens_per_second"] == 5
+
+
 def test_history_is_bounded() -> None:
     rates = Rates()
-    for at_s in range(400):
+    for at_s in range(1000):
         rates.add(Totals(at_s), 0, at_s)
-    assert len(rates.history()["queued"]) == 300
+    assert len(rates.history()["queued"]) == 900
     assert "first_token_s" not in rates.latest()
 
 

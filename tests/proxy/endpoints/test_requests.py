@@ -203,6 +203,14 @@ async def test_what_ended_is_listed_and_found_by_its_id(proxy: ProxyHarness) -> 
         assert response.status == 404
 
 
+async def test_rates_of_the_past_have_a_span(proxy: ProxyHarness) -> None:
+    async with proxy.http.get("/corral/v1/rates?span=6h") as response:
+        rates = await response.json()
+    assert (rates["interval_s"], len(rates["queued"])) == (120, 180)
+    async with proxy.http.get("/corral/v1/rates?span=1y") as response:
+        assert response.status == 400
+
+
 async def test_what_ended_is_explained(proxy: ProxyHarness) -> None:
     cache = {"cause": "slot_evicted", "tokens": 600, "found": 1, "reusable": 500}
     figures = {"model": "chat", "duration_ms": 900.0, "prefill_ms": 600.0, "cache": cache}

@@ -17,7 +17,7 @@ import pytest
 from support.corral_cli import PATIENCE_S
 from support.proxy_harness import until
 
-from proxy.observe.past import HistoryQuery, StoredRequest
+from proxy.observe.past import HistoryQuery, RatesQuery, StoredRequest
 from supervisor.errors import HistoryUnavailable
 from supervisor.events import EVENTS, Event, EventStream
 from supervisor.records.requests import FIGURES, RecordedRequest, insert
@@ -251,6 +251,21 @@ async def test_requests_are_chosen(kept: Kept) -> None:
         assert await records.answer("forget_requests", "other") == 1
         assert await ids(records) == ["d", "c", "b"]
         assert await records.answer("forget_requests", None) == 3
+
+
+async def test_rates_are_those_of_equal_intervals(kept: Kept) -> None:
+    async with kept.running() as records:
+        figures = {"decoded_tokens": 40, "prompt_tokens": 80, "queued_ms": 5000.0}
+        kept.finish("a", **figures, first_token_ms=200.0)
+        kept.finish("b", **figures, first_token_ms=400.0)
+        kept.finish("c", client="phone")
+        until = kept.emitted[0].at.timestamp() + 5
+        assert await records.rates(RatesQuery(until, 10.0, 2, "laptop")) == {
+            "tokens_per_second": [0, 8],
+            "prompt_tokens_per_second": [0, 16],
+            "queued": [0, 1],
+            "first_token_s": [None, pytest.approx(0.3)],
+        }
 
 
 async def test_age_and_size_are_bounded(kept: Kept) -> None:

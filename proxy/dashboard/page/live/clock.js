@@ -3,6 +3,7 @@
 export class Clock {
   constructor(now_s) {
     this._offset_s = now_s - performance.now() / 1000;
+    this.epoch_s = Date.now() / 1000 - now_s; // the daemon's start in Unix time, by the browser's clock
   }
 
   now_s() {

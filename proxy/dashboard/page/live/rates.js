@@ -1,6 +1,6 @@
-// Samples of the last five minutes, one a second, as columns for charts.
+// Samples of the last 15 minutes, one a second, as columns for charts.
 
-const KEPT = 300;
+const KEPT = 900;
 const NAMES = ["tokens_per_second", "prompt_tokens_per_second", "queued", "first_token_s"];
 
 export class Rates {
@@ -14,15 +14,6 @@ export class Rates {
     if (!sample || sample.at_s === this.times.at(-1)) return;
     append(this.times, sample.at_s);
     for (const name of NAMES) append(this.columns[name], sample[name] ?? null);
-  }
-
-  last(name) {
-    return this.columns[name].at(-1) ?? null;
-  }
-
-  // Of the newest sample that has a value.
-  latest(name) {
-    return this.columns[name].findLast((value) => value != null) ?? null;
   }
 }
 

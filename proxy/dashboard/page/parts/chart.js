@@ -1,14 +1,16 @@
-// A small chart of the last five minutes.
+// A chart over time; the pointer shows the value at a moment, in all charts of the page at once.
 
 import uPlot from "../../vendor/uplot/uPlot.esm.js";
 
+import { moment } from "../format.js";
 import { Component, createRef, html } from "../html.js";
 
-const HEIGHT = 84;
-const WINDOW_S = 300;
+const HEIGHT = 112;
+const FONT = "11px system-ui, sans-serif";
 
 export class Chart extends Component {
   plotRef = createRef();
+  state = { at: null }; // the index under the pointer
 
   componentDidMount() {
     this._plot = new uPlot(this.options(), this.props.data, this.plotRef.current);
@@ -16,8 +18,10 @@ export class Chart extends Component {
     this._observer.observe(this.plotRef.current);
   }
 
-  componentDidUpdate() {
-    this._plot.setData(this.props.data);
+  componentDidUpdate(before) {
+    if (before.data[0].at(-1) !== this.props.data[0].at(-1) || before.span_s !== this.props.span_s) {
+      this._plot.setData(this.props.data);
+    }
   }
 
   componentWillUnmount() {
@@ -35,33 +39,38 @@ export class Chart extends Component {
   }
 
   options() {
-    const figures = () => this.style().color;
-    const grid = { stroke: () => this.style().stroke, width: 1 };
+    const axis = { stroke: () => this.style().color, ticks: { show: false }, font: FONT };
     return {
       width: this.plotRef.current.clientWidth || 200,
       height: HEIGHT,
-      padding: [6, 4, 8, 0],
+      padding: [8, 8, 0, 0],
       legend: { show: false },
-      cursor: { show: false },
-      scales: { x: { time: false, range: (_plot, _low, high) => [high - WINDOW_S, high] },
-        y: { range: (_plot, _low, high) => [0, Math.max(high * 1.15, this.props.least)] } },
+      cursor: { y: false, drag: { x: false, y: false }, sync: { key: "page" },
+        points: { size: 6, fill: () => this.style().fill, stroke: () => this.style().fill } },
+      scales: {
+        x: { range: (_plot, _low, high) => [high - this.props.span_s, high] },
+        y: { range: (_plot, _low, high) => [0, Math.max(high * 1.15, this.props.least)] },
+      },
       axes: [
-        { show: false },
-        { stroke: figures, grid, ticks: { show: false }, size: 34, gap: 2, space: 24,
-          font: "11px system-ui, sans-serif" },
+        { ...axis, grid: { show: false }, size: 18, gap: 2, space: 64,
+          values: (_plot, splits) => splits.map((at_s) => moment(at_s, this.props.span_s)) },
+        { ...axis, grid: { stroke: () => this.style().stroke, width: 1 }, size: 40, gap: 4, space: 28 },
       ],
-      series: [{}, { stroke: () => this.style().fill, width: 1.5, points: { show: false }, spanGaps: true }],
+      series: [{}, { stroke: () => this.style().fill, width: 1.5, points: { show: false }, spanGaps: true,
+        fill: () => this.style().accentColor }],
+      hooks: { setCursor: [(plot) => plot.cursor.idx !== this.state.at && this.setState({ at: plot.cursor.idx })] },
     };
   }
 
-  render({ title, value, unit }) {
-    return html`<figure class="chart">
+  render({ title, unit, show, data: [times, values], span_s }, { at }) {
+    const shown = at == null ? values.findLast((value) => value != null) : values[at];
+    const value = show(shown ?? null);
+    return html`<figure class="card chart">
       <figcaption>
-        <span>${title}</span>
+        <span>${title}${at != null && times[at] != null && html` <span class="at">${moment(times[at], Math.min(span_s, 86_400))}</span>`}</span>
         <span class="now"><strong>${value}</strong> ${unit}</span>
       </figcaption>
-      <div class="plot" role="img" aria-label=${`${title}, the last five minutes; now ${value} ${unit}`}
-        ref=${this.plotRef}></div>
+      <div class="plot" role="img" aria-label=${`${title}: ${value} ${unit}`} ref=${this.plotRef}></div>
     </figure>`;
   }
 }

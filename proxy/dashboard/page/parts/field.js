@@ -10,6 +10,14 @@ export function Filter({ value, onInput, label }) {
   </label>`;
 }
 
+// A few options side by side, as pairs of value and title.
+export function Segments({ label, value, options, onChange }) {
+  return html`<div class="segmented" role="group" aria-label=${label}>
+    ${options.map(([option, title]) => html`<button key=${option} type="button" aria-pressed=${option === value}
+      onClick=${() => onChange(option)}>${title}</button>`)}
+  </div>`;
+}
+
 // Options: pairs of value and title.
 export function Choice({ label, value, options, onChange }) {
   return html`<label class="field">

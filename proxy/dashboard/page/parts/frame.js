@@ -1,16 +1,21 @@
 // Header and navigation.
 
+import { health } from "../health.js";
 import { html } from "../html.js";
 import { Shape } from "./icon.js";
-import { State } from "./state.js";
+import { SHAPES } from "./status.js";
 
 const THEMES = { system: ["half", "as the system"], light: ["ring", "light"], dark: ["full", "dark"] };
 
-export function Frame({ views, name, server, theme, onTheme, onShortcuts, onSignOut }) {
+function Health({ live }) {
+  const { tone, sentence } = health(live);
+  return html`<span class="state ${tone}"><${Shape} name=${SHAPES[tone]} />${sentence}</span>`;
+}
+
+export function Frame({ views, name, live, theme, onTheme, onShortcuts, onSignOut }) {
   return html`<header class="top">
     <a class="brand" href="#overview"><img src="page/icon.svg" alt="" width="22" height="22" />llama-corral</a>
-    ${server && html`<${State} name=${server.state} />
-      <span class="version wide">${server.version}</span>`}
+    ${live && html`${name !== "overview" && html`<${Health} live=${live} />`}<span class="version wide">${live.server.version}</span>`}
     <div class="tools">
       <button type="button" class="plain" onClick=${onTheme} aria-label=${`Colours: ${THEMES[theme][1]}. Change`}
         title=${`Colours: ${THEMES[theme][1]}`}><${Shape} name=${THEMES[theme][0]} /></button>

@@ -1,13 +1,15 @@
-// The models: state, memory, queue, and what can be done with each.
+// The models: state, slots, memory, queue, and what can be done with each.
 
 import { MODEL_ACTIONS } from "../actions.js";
-import { bytes, percent, seconds, whole } from "../format.js";
+import { bytes, duration, percent, rate, seconds, whole } from "../format.js";
 import { Component, html } from "../html.js";
 import { Progress } from "./bar.js";
 import { byName } from "./order.js";
+import { Slots } from "./slots.js";
 import { State } from "./state.js";
-import { Table } from "./table.js";
 import { WarmDialog } from "./warm_dialog.js";
+
+const IDLE = new Set(["stopped", "failed"]); // the model's state says as much
 
 export class Models extends Component {
   state = { warms: null };
@@ -17,45 +19,67 @@ export class Models extends Component {
     else this.props.actions.model(verb, name);
   }
 
-  columns() {
-    return [
-      { title: "Model", cell: (row) => html`<a href=${`#chat/${encodeURIComponent(row.name)}`}>${row.name}</a>` },
-      { title: "State", cell: state },
-      { title: "Memory", figure: true, cell: (row) => bytes(row.memory_bytes) },
-      { title: "Context", figure: true, wide: true, cell: (row) => whole(row.context) },
-      { title: "Slots", figure: true, wide: true, cell: (row) => whole(row.slots) },
-      { title: "Queue", figure: true, cell: (row) => this.queue(row) },
-      { title: "Restarts", figure: true, wide: true, cell: (row) => whole(row.restarts) },
-      { title: "Actions", acts: true, cell: (row) => this.buttons(row) },
-    ];
-  }
-
-  queue({ queue: { length, oldest_at_s } }) {
-    return length ? `${length}, ${seconds(this.props.clock.since(oldest_at_s))}` : "0";
-  }
-
-  buttons(row) {
-    const verbs = row.actions.filter((action) => action in MODEL_ACTIONS);
+  buttons({ name, actions, state }) {
+    // The status has the button that loads a failed model again.
+    const verbs = state === "failed" ? [] : actions.filter((action) => action in MODEL_ACTIONS);
     return html`<div class="buttons">${verbs.map((verb) => html`<button key=${verb} type="button"
-      class="small" aria-label=${`${MODEL_ACTIONS[verb].label} ${row.name}`}
-      disabled=${this.props.actions.busy.has(`${verb} ${row.name}`)}
-      onClick=${() => this.act(verb, row.name)}>${MODEL_ACTIONS[verb].label}</button>`)}</div>`;
+      class="small" aria-label=${`${MODEL_ACTIONS[verb].label} ${name}`}
+      disabled=${this.props.actions.busy.has(`${verb} ${name}`)}
+      onClick=${() => this.act(verb, name)}>${MODEL_ACTIONS[verb].label}</button>`)}</div>`;
+  }
+
+  model(model) {
+    const { instances, requests, clock } = this.props;
+    const own = byName(instances).filter(({ model: name, state }) => name === model.name && !IDLE.has(state));
+    return html`<article key=${model.name} class="model" aria-label=${model.name}>
+      <div class="name">
+        <h3><a href=${`#chat/${encodeURIComponent(model.name)}`}>${model.name}</a></h3>
+        <${State} name=${model.state} />
+        ${model.load_progress < 1 && html` <${Progress} value=${model.load_progress}
+          label=${`${model.name}: ${percent(model.load_progress)} loaded`} />`}
+      </div>
+      <${Facts} model=${model} clock=${clock} />
+      <div class="replicas">${own.map((instance) => html`<${Replica} key=${instance.name} instance=${instance}
+        context=${model.context} requests=${requests} clock=${clock} />`)}</div>
+      ${this.buttons(model)}
+    </article>`;
   }
 
   render({ models, actions }, { warms }) {
-    return html`
-      <${Table} caption="Models" columns=${this.columns()} rows=${byName(models)}
-        rowKey=${(row) => row.name}
-        empty="No model is configured. corral model get smollm2 fetches one." />
+    const rows = byName(models);
+    return html`<section class="card models" aria-labelledby="models-title">
+      <h2 id="models-title">Models</h2>
+      ${rows.map((row) => this.model(row))}
+      ${rows.length === 0 && html`<p class="empty">No model is configured. <code>corral model get smollm2</code> fetches one.</p>`}
       ${warms && html`<${WarmDialog} model=${warms} onClose=${() => this.setState({ warms: null })}
-        onWarm=${(prompt) => actions.warm(warms, prompt)} />`}`;
+        onWarm=${(prompt) => actions.warm(warms, prompt)} />`}
+    </section>`;
   }
 }
 
-function state(row) {
-  return html`<${State} name=${row.state} />
-    ${row.load_progress < 1 && html` <${Progress} value=${row.load_progress}
-      label=${`${row.name}: ${percent(row.load_progress)} loaded`} />`}
-    ${row.waiting && html`<div class="quiet">place ${row.waiting.place} in memory's queue</div>`}
-    ${row.cause && html`<div class="cause">${row.cause}</div>`}`;
+function Facts({ model, clock }) {
+  const { queue, waiting, memory_bytes, context, unload_at_s } = model;
+  const unload_in_s = unload_at_s == null ? null : unload_at_s - clock.now_s();
+  return html`<p class="quiet facts">
+    ${memory_bytes != null && html`<span>${bytes(memory_bytes)}</span>`}
+    ${context != null && html`<span>context ${whole(context)}</span>`}
+    ${queue.length > 0 && html`<strong class="warn">${queue.length} queued, ${seconds(clock.since(queue.oldest_at_s))}</strong>`}
+    ${waiting && html`<strong class="warn">waits for memory, place ${waiting.place}</strong>`}
+    ${unload_in_s > 0 && html`<span>unloads in ${duration(unload_in_s)}</span>`}
+  </p>`;
+}
+
+function Replica({ instance, context, requests, clock }) {
+  const { name, state, restarts, node, since_at_s, decode_tokens_per_second: speed } = instance;
+  return html`<div class="replica">
+    <${Slots} instance=${instance} context=${context} requests=${requests} />
+    <p class="quiet facts">
+      <a href=${`#logs/${encodeURIComponent(name)}`} title=${instance.pid ? `PID ${instance.pid}` : undefined}>${name}</a>
+      ${state !== "ready" && html`<${State} name=${state} />`}
+      ${state === "ready" && since_at_s != null && html`<span>up ${duration(clock.since(since_at_s))}</span>`}
+      ${node && html`<span>on ${node}</span>`}
+      ${speed > 0 && html`<span>${rate(speed)} tokens/s a slot</span>`}
+      ${restarts > 0 && html`<strong class="warn">${restarts === 1 ? "1 restart" : `${restarts} restarts`}</strong>`}
+    </p>
+  </div>`;
 }

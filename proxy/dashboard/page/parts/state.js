@@ -27,6 +27,8 @@ const LOOKS = {
   decode: ["full", "busy"],
   ending: ["dots", "quiet"],
   stalled: ["triangle", "warn"],
+  paused: ["dots", "quiet"],
+  held: ["ring", "busy"],
   idle: ["ring", "quiet"],
 };
 

@@ -1,23 +1,19 @@
-// The server, its models, instances and slots.
+// Whether all is well, memory, models with their slots, and the recent past.
 
 import { html } from "../html.js";
-import { Addresses } from "../parts/addresses.js";
 import { Charts } from "../parts/charts.js";
-import { Instances } from "../parts/instances.js";
+import { Memory } from "../parts/memory.js";
 import { Models } from "../parts/models.js";
 import { Nodes } from "../parts/nodes.js";
+import { Status } from "../parts/status.js";
 
 export function Overview({ live, store, actions }) {
   return html`
-    <h1>Overview</h1>
-    <${Addresses} server=${live.server} build=${build(live)} uptime_s=${store.clock.now_s()} />
-    <${Charts} rates=${store.rates} />
-    <${Models} models=${live.models} clock=${store.clock} actions=${actions} />
-    <${Instances} models=${live.models} instances=${live.instances}
-      requests=${live.requests} clock=${store.clock} />
+    <h1 class="unseen">Overview</h1>
+    <${Status} live=${live} clock=${store.clock} actions=${actions} />
+    <${Memory} memory=${live.memory} />
+    <${Models} models=${live.models} instances=${live.instances} requests=${live.requests}
+      clock=${store.clock} actions=${actions} />
+    <${Charts} rates=${store.rates} clock=${store.clock} />
     <${Nodes} nodes=${live.nodes} />`;
-}
-
-function build({ instances }) {
-  return [...new Set(Object.values(instances).map((instance) => instance.engine).filter(Boolean))].join(", ");
 }
