@@ -53,22 +53,27 @@ class Target:
 
     Attributes:
         is_minimum: Whether the limit is the lowest allowed value, not the highest.
+        instead: A target that may be met in place of this one.
     """
 
     what: str
     limit: float
     values: Sequence[float]
     is_minimum: bool = False
+    instead: Target | None = None
 
     @property
     def is_met(self) -> bool:
+        if self.instead and self.instead.is_met:
+            return True
         median = statistics.median(self.values)
         return median >= self.limit if self.is_minimum else median <= self.limit
 
     @property
     def text(self) -> str:
         bound = "at least" if self.is_minimum else "at most"
-        return f"{self.what}: {spread(self.values)}, {bound} {self.limit:g}"
+        text = f"{self.what}: {spread(self.values)}, {bound} {self.limit:g}"
+        return f"{text}, or {self.instead.text}" if self.instead else text
 
     def __str__(self) -> str:
         return f"{self.text}: {'ok' if self.is_met else 'MISSED'}"
@@ -83,6 +88,7 @@ def targets_of(runs: Sequence[Run]) -> list[Target]:
                 limit,
                 _ratios(runs, _COLUMNS[title], "smg"),
                 is_minimum="/core-s" in title,
+                instead=_per_core_s(runs, title),
             )
             for title, limit in _AGAINST_SMG.items()
         ]
@@ -92,6 +98,14 @@ def targets_of(runs: Sequence[Run]) -> list[Target]:
     lost = [1 - run["corral"].tokens_per_s / run["direct"].tokens_per_s for run in runs]
     targets.append(Target("tokens lost at 64 streams, against direct", 0.02, lost))
     return targets
+
+
+def _per_core_s(runs: Sequence[Run], title: str) -> Target | None:
+    """Return the rate that is enough whatever smg's is, if there is one."""
+    if title not in _ENOUGH:
+        return None
+    values = [_COLUMNS[title](run, "corral") for run in runs]
+    return Target(title, _ENOUGH[title], values, is_minimum=True)
 
 
 def _targets_against_before(runs: Sequence[Run]) -> list[Target]:
@@ -153,6 +167,7 @@ _AGAINST_SMG: Final = {
     "req/core-s at 32": 0.43,
     "streams/core-s at 32": 0.7,
 }
+_ENOUGH: Final = {"req/core-s at 32": 4_500.0, "streams/core-s at 32": 4_000.0}
 
 
 def result_of(runs: Sequence[Run], targets: Sequence[Target]) -> Result:
@@ -187,10 +202,8 @@ def table(names: Sequence[str], runs: Sequence[Run]) -> list[str]:
 
 def spread(values: Sequence[float]) -> str:
     """The median, with minimum and maximum."""
-    middle = statistics.median(values)
-    if len(values) == 1:
-        return f"{middle:.3g}"
-    return f"{_short(middle)} [{_short(min(values))} {_short(max(values))}]"
+    middle = _short(statistics.median(values))
+    return middle if len(values) == 1 else f"{middle} [{_short(min(values))} {_short(max(values))}]"
 
 
 def _short(value: float) -> str:

@@ -2,7 +2,7 @@
 
 from scripts.bench import decode_gaps, demand, device, router, shards, tiers, tiers_gaps
 from scripts.bench.conversations import TurnResult
-from scripts.bench.overhead_report import Figures, Target, result_of
+from scripts.bench.overhead_report import Figures, Target, result_of, targets_of
 
 
 def test_a_total_is_judged_by_the_median_of_its_rounds() -> None:
@@ -57,6 +57,23 @@ def test_fronts_that_are_not_installed_are_named() -> None:
     assert of_core.values == {"direct": [], "corral": [2.0], "nginx": [1.5]}
     ratio = next(figure for figure in found.figures if figure.name == "added p50, corral times")
     assert ratio.values == {"direct": [], "corral": [1.0], "nginx": [2.0]}
+
+
+def test_a_rate_is_enough_by_itself_or_beside_that_of_smg() -> None:
+    direct = Figures(1.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 2.0, 0.0)
+
+    def missed(json_per_core_s: float, of_smg: float) -> list[str]:
+        corral, smg = (
+            Figures(2.0, 2.0, 2.0, per_core_s, 1.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0)
+            for per_core_s in (json_per_core_s, of_smg)
+        )
+        targets = targets_of([{"direct": direct, "corral": corral, "smg": smg}])
+        return [target.text for target in targets if not target.is_met]
+
+    assert missed(4_600.0, 12_000.0) == []
+    assert missed(4_400.0, 10_000.0) == []
+    (text,) = missed(4_200.0, 10_000.0)
+    assert text.startswith("req/core-s at 32, against smg: 0.42, at least 0.43, or req/core-s")
 
 
 def test_an_answer_is_the_alphabet_or_wrong() -> None:
