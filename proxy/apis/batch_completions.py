@@ -32,10 +32,10 @@ from proxy.forward.response import ClientResponse
 from proxy.http.body import Share, read_members
 from proxy.request.limits import check
 from proxy.request.models import ModelNames
-from proxy.request.request import cache_owner, client_of, named_model
+from proxy.request.request import cache_owner, choices_of, client_of, named_model
 from proxy.router.batch_queue import BatchQueue, Turn
 from proxy.router.lease import Lease
-from proxy.upstream.endpoint_kinds import EndpointKind, choices_of
+from proxy.upstream.endpoint_kinds import EndpointKind
 
 # Source: realizar 0.8.5, src/api, `default_max_tokens` and `default_top_k`.
 _MAX_TOKENS: Final = 50

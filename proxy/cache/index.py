@@ -302,7 +302,6 @@ class PrefixIndex:
                 self._by_ratio[run.ratio_step] &= ~run.bit
                 run.hit_ratio = average(run.hit_ratio, min(1.0, found))
                 self._by_ratio[run.ratio_step] |= run.bit
-            self._add_prefix(run, prompt.blocks)
         if reply and (conversation := self._conversations.get(prompt.turn_hashes[-1])):
             self._conversations.add_turn(conversation, prompt.hash_with_reply(reply))
 

@@ -32,7 +32,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, takewhile
 from operator import attrgetter
-from typing import Final
+from typing import Final, Protocol
 
 from proxy.cache.fingerprint import RestoredSlot
 from proxy.cache.holders import Conversation
@@ -41,8 +41,14 @@ from proxy.cache.prompt import ANYONE, CacheOwner, Prompt, continues, shared_blo
 from proxy.upstream.engine_state import SlotState
 
 
+class SentRequest(Protocol):
+    """A request to an engine: a lease."""
+
+    is_placed: bool  # Whether the engine is known to have given it a slot.
+
+
 class SlotOwners:
-    """Owners of the tokens in one process's slots. A holder is a lease."""
+    """Owners of the tokens in one process's slots."""
 
     def __init__(self, *, is_new: bool = True) -> None:
         self.has_shared = False  # Whether a request of an owner that shares caches was sent.
@@ -53,10 +59,9 @@ class SlotOwners:
         self._by_slot: dict[int, CacheOwner] = {}
         # By requests that no unnamed one can have displaced.
         self._named: dict[int, CacheOwner] = {}
-        # Requests whose slots are uncertain, from before they are sent until the engine reports
-        # them: owner, id_slot, whether they reuse tokens.
-        self._sent: dict[object, tuple[CacheOwner, int | None, bool]] = {}
-        self._in_engine: dict[object, CacheOwner] = {}
+        # From before they are sent until the engine computes nothing more for them: owner, id_slot,
+        # whether they reuse tokens.
+        self._requests: dict[SentRequest, tuple[CacheOwner, int | None, bool]] = {}
         self._only: CacheOwner | None = None
 
     def has_others(self, owner: CacheOwner) -> bool:
@@ -72,15 +77,15 @@ class SlotOwners:
             return True
         return id_slot is not None and self._by_slot.get(id_slot) == _group(owner)
 
-    def begin(self, holder: object, owner: CacheOwner, id_slot: int | None) -> bool:
+    def begin(self, request: SentRequest, owner: CacheOwner, id_slot: int | None) -> bool:
         """Note that a request will be sent once `must_wait` is False; return whether it may reuse.
 
         The content of its slot is uncertain until it has ended.
         """
-        self._sent.pop(holder, None)
+        self._requests.pop(request, None)
         if not (owner.is_alone or self.has_alone):
             self.has_shared = True
-            self._sent[holder], self._in_engine[holder] = (ANYONE, id_slot, True), ANYONE
+            self._requests[request] = ANYONE, id_slot, True
             return True
         is_reusing, group = self.may_reuse(owner, id_slot), _group(owner)
         if owner.is_alone:
@@ -95,33 +100,29 @@ class SlotOwners:
             if self._by_slot.get(id_slot) != group:
                 self._by_slot.pop(id_slot, None)
             self._note_named(group, id_slot)
-        self._sent[holder] = (group, id_slot, is_reusing)
-        self._in_engine[holder] = group
+        self._requests[request] = group, id_slot, is_reusing
         return is_reusing
 
-    def must_wait(self, holder: object) -> bool:
+    def must_wait(self, request: SentRequest) -> bool:
         """Return whether a request must wait until earlier ones have their slots.
 
         Otherwise one of them could get the other's slot and reuse its tokens.
         """
         if not self.has_alone:
             return False
-        own = self._sent.get(holder)
-        if own is None:
+        own = self._requests.get(request)
+        if own is None or request.is_placed:
             return False
-        earlier = takewhile(lambda sent: sent is not own, self._sent.values())
+        earlier = takewhile(lambda other: other[0] is not request, self._requests.items())
         return any(
             is_reusing and owner != own[0] and (id_slot is None or own[1] is None)
-            for owner, id_slot, is_reusing in earlier
+            for other, (owner, id_slot, is_reusing) in earlier
+            if not other.is_placed
         )
 
-    def note_placed(self, holder: object) -> None:
-        self._sent.pop(holder, None)
-
-    def note_release(self, holder: object) -> None:
+    def note_release(self, request: SentRequest) -> None:
         """Note that a request has ended and the engine computes nothing more for it."""
-        self._sent.pop(holder, None)
-        self._in_engine.pop(holder, None)
+        self._requests.pop(request, None)
 
     def fill(self, owner: CacheOwner, id_slot: int | None) -> None:
         """Note that a slot was filled with an owner's tokens; its request is sent next."""
@@ -138,7 +139,8 @@ class SlotOwners:
             self._by_slot[id_slot] = _group(owner)
 
     def _note_named(self, group: CacheOwner, id_slot: int) -> None:
-        if any(sent_to is None for _, sent_to, _ in self._sent.values()):
+        sent = self._requests.items()
+        if any(sent_to is None and not request.is_placed for request, (_, sent_to, _) in sent):
             self._named.pop(id_slot, None)
         else:
             self._named[id_slot] = group
@@ -147,7 +149,7 @@ class SlotOwners:
         return self._only == _group(owner)
 
     def are_in_engine(self, owner: CacheOwner) -> bool:
-        return any(other != _group(owner) for other in self._in_engine.values())
+        return any(other != _group(owner) for other, _, _ in self._requests.values())
 
     def clear(self, owner: CacheOwner) -> None:
         self._only = _group(owner)

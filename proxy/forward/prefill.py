@@ -37,12 +37,12 @@ from proxy.common.headers import JSON
 from proxy.errors import UpstreamConnectFailed, UpstreamFailed, UpstreamTimeout
 from proxy.http.api_formats import data_event
 from proxy.request.chat_form import chat_form
-from proxy.request.request import ProxyRequest
+from proxy.request.request import ProxyRequest, is_single
 from proxy.router.lease import Lease
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
 from proxy.upstream.client import UpstreamRequest, UpstreamResponse, fetch
-from proxy.upstream.endpoint_kinds import EndpointKind, is_single
+from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.engine_state import get_slots
 from proxy.upstream.http1 import InvalidEvent, Splitter, data_of, members_of
 from proxy.upstream.upstream import Timings
@@ -55,8 +55,8 @@ def progress_of(piece: Mapping[str, Any]) -> PrefillProgress | None:
     progress = piece.get("prompt_progress")
     if not isinstance(progress, dict):
         return None
-    figures = [progress.get(name) for name in ("processed", "total", "cache")]
-    done, total, cached = (figure if isinstance(figure, int) else 0 for figure in figures)
+    figures = map(progress.get, ("processed", "total", "cache"))
+    done, total, cached = [figure if isinstance(figure, int) else 0 for figure in figures]
     return done, total, cached
 
 

@@ -60,12 +60,12 @@ from proxy.forward.prefill import PrefillFilter, is_start, progress_of, prompt_o
 from proxy.forward.response import Response
 from proxy.forward.tool_calls import HistoryRefused
 from proxy.http.api_formats import error_code, parse_error
-from proxy.request.request import ProxyRequest
+from proxy.request.request import ProxyRequest, is_single
 from proxy.request.tools import with_mended_history
 from proxy.router.lease import Completion, Lease
 from proxy.router.router import Router
 from proxy.upstream.client import UpstreamResponse
-from proxy.upstream.endpoint_kinds import EndpointKind, is_single
+from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.http1 import DONE, InvalidEvent, Splitter, members_of
 
 _COMPLETIONS: Final = frozenset({EndpointKind.CHAT, EndpointKind.COMPLETION})

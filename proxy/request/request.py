@@ -44,7 +44,7 @@ from proxy.request.models import ModelNames
 from proxy.request.variants import MEMBER as LORA
 from proxy.request.variants import check_fixed, with_adapter
 from proxy.settings import ProxySettings
-from proxy.upstream.endpoint_kinds import EndpointKind, choices_of, endpoint_kind
+from proxy.upstream.endpoint_kinds import EndpointKind, endpoint_kind
 
 KEEP_ALIVE: Final = "keep_alive"
 _HEADERS_FIRST: Final = (
@@ -90,6 +90,10 @@ _PREFER_MAX_CHARACTERS: Final = 1024
 _OWNER_MAX_CHARACTERS: Final = 64
 _OURS: Final = frozenset({"id_slot", KEEP_ALIVE})
 _WITH_FORMAT: Final = frozenset({EndpointKind.CHAT, EndpointKind.RESPONSES})
+# More slots than any instance has; the engine refuses a larger number.
+_CHOICES_MAX: Final = 4096
+# Members that may ask for several answers.
+_SEVERAL: Final = frozenset({"n", "n_cmpl", "prompt"})
 
 
 # Not frozen: that would take nine microseconds for each request.
@@ -358,6 +362,36 @@ def json_request(  # noqa: PLR0913, PLR0917 (each is a fact of its own)
         owner=owner,
         rules=rules,
     )
+
+
+def choices_of(kind: EndpointKind, members: Mapping[str, Any]) -> int:
+    """Return the number of answers to each prompt, 1 to 4096; `members` may have any types.
+
+    Source: llama-server, build 10434: `n` and `n_cmpl` mean the same on every endpoint that
+    generates text except Anthropic's, up to the number of slots; each answer takes its own slot.
+    """
+    if "n" not in members and "n_cmpl" not in members:
+        return 1
+    if not kind.generates or kind is EndpointKind.MESSAGES:
+        return 1
+    return max(_count(members.get("n")), _count(members.get("n_cmpl")))
+
+
+def is_single(members: Mapping[str, Any]) -> bool:
+    """Return whether the body wants one answer to one prompt."""
+    if _SEVERAL.isdisjoint(members):
+        return True
+    has_one_choice = members.get("n", 1) in (None, 1) and members.get("n_cmpl", 1) in (None, 1)
+    prompt = members.get("prompt")
+    if not has_one_choice or not isinstance(prompt, list) or len(prompt) < 2:
+        return has_one_choice
+    return any(isinstance(part, int) for part in prompt)  # one prompt in tokens
+
+
+def _count(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return 1
+    return int(min(max(value, 1), _CHOICES_MAX))
 
 
 def _with_object_schema(members: dict[str, Any]) -> dict[str, Any]:

@@ -39,10 +39,9 @@ from xxhash import xxh3_64_intdigest
 from proxy.cache.index import CacheHint, most_tokens
 from proxy.cache.prompt import session_hash
 from proxy.request.request import ProxyRequest
-from proxy.router.lease import RoutingTarget
+from proxy.router.lease import LeaseTimes, RoutingTarget
 from proxy.router.registry import InstanceSets, least
 from proxy.settings import Policy
-from proxy.upstream.upstream import Timings, average
 
 # The most conversations of an instance, as a multiple of its share.
 _SHARE: Final = 1.25
@@ -51,28 +50,10 @@ _SOONER: Final = 1.25
 # Computing fewer tokens is as fast as finding them in a cache.
 _WORTH_TOKENS: Final = 64
 _HASHES: Final = 2**64
-# Assumed time for which a request holds a slot, before the first has finished.
-_HELD_S: Final = 2.0
 
 # The instance whose slot a request takes, or None: it waits; and the seconds until it leaves its
 # owner for a slot that is free elsewhere, None if no slot is free.
 Choice = tuple[RoutingTarget | None, float | None]
-
-
-class LeaseTimes:
-    """Averages over finished requests."""
-
-    def __init__(self) -> None:
-        self.held_s = _HELD_S  # Time from the lease of a slot to the end of the response.
-        self.decode_s = 0.0  # The part of it from the first to the last token.
-
-    def note(self, held_s: float, timings: Timings | None) -> None:
-        self.held_s = average(self.held_s, held_s)
-        if timings:
-            self.decode_s = average(self.decode_s, timings.decode_ms / 1000)
-
-    def wait_s(self, waiting: int, slots: int) -> float:
-        return self.held_s * (waiting + 1) / max(1, slots)
 
 
 class Candidates:

@@ -176,7 +176,7 @@ class FirstByteMonitor:
         if first_at_s is not None:
             self._timer = loop.call_at(first_at_s, self._check_due)
         for lease in due:
-            if not lease.progress.has_header:
+            if not lease.is_placed:
                 self.watch(lease)
                 if self._other_instances(lease.instance):
                     self._tasks.wake("first_byte", lease.instance, self._examine)
@@ -206,7 +206,7 @@ class FirstByteMonitor:
         """Abort requests without a first byte for which another instance has a free slot."""
         others = self._other_instances(instance)
         free = sum(other.free for other in others)
-        waiting = [lease for lease in self._waiting if not lease.progress.has_header]
+        waiting = [lease for lease in self._waiting if not lease.is_placed]
         for lease in [lease for lease in waiting if lease.instance is instance]:
             needed = instance.slots_needed(lease.request) if lease.request.kind.takes_slot else 0
             if others and needed <= free:

@@ -1,4 +1,4 @@
-"""Routing targets (instances as the router sees them), leases, their use of slots; signals.
+"""Routing targets (instances as the router sees them), leases, and their use of slots.
 
 A lease is the right to use one slot of one instance for one request.
 
@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import InitVar, dataclass, field
-from typing import Any, Final, Literal, ParamSpec
+from typing import Any, Final, Literal
 
 from aiorwlock import RWLock
 
@@ -27,7 +27,6 @@ from proxy.errors import (
     ContextTooLong,
     ProxyError,
     Unfinished,
-    UpstreamConnectFailed,
     UpstreamFailed,
     UpstreamLoading,
     UpstreamShutDown,
@@ -39,7 +38,7 @@ from proxy.observe.cache_finding import CacheFinding, Tier
 from proxy.observe.record import InFlight, InFlightRequest
 from proxy.request.request import ProxyRequest
 from proxy.request.variants import MARK
-from proxy.upstream.upstream import DecodeLatency, Rates, Timings, Upstream
+from proxy.upstream.upstream import DecodeLatency, Rates, Timings, Upstream, average
 
 # A prompt of up to this many tokens takes about one pass.
 FEW_TOKENS: Final = 64
@@ -57,7 +56,6 @@ class ResponseProgress:
 
     _clock: Clock
     _on_first_token: Callable[[], None] | None = None
-    has_header: bool = False
     # Whether the instance has to send the next bytes; otherwise the client has not yet taken the
     # previous ones.
     is_awaiting_upstream: bool = True
@@ -392,6 +390,7 @@ class Lease(InFlightRequest):
     id_slot: int | None = None  # The slot that the request names; None: the engine chooses.
     # Cache owners of the engine's process; None until the request is sent.
     owners: SlotOwners | None = None
+    is_placed: bool = False  # Its response has begun: the engine has given it its slot.
     # The engine must reuse nothing, because that could be another owner's.
     is_cache_off: bool = False
     is_continued: bool = False  # A running process is known to have its conversation.
@@ -499,11 +498,8 @@ class Lease(InFlightRequest):
         self.is_reported = False
 
     def note_header(self) -> None:
-        """Note that the response has begun: the engine has given the request its slot."""
-        self.progress.has_header = True
-        if self.owners:
-            self.owners.note_placed(self)
-            self.instance.note_placed()
+        self.is_placed = True
+        self.instance.note_placed()
 
     @property
     def may_yield(self) -> bool:
@@ -611,6 +607,26 @@ class SlotYielded(ProxyError):
         self.spent_s: float = cost_s + (lease.yielded.spent_s if lease.yielded else 0.0)
 
 
+# Assumed time for which a request holds a slot, before the first has finished.
+_HELD_S: Final = 2.0
+
+
+class LeaseTimes:
+    """Averages over finished requests."""
+
+    def __init__(self) -> None:
+        self.held_s = _HELD_S  # Time from the lease of a slot to the end of the response.
+        self.decode_s = 0.0  # The part of it from the first to the last token.
+
+    def note(self, held_s: float, timings: Timings | None) -> None:
+        self.held_s = average(self.held_s, held_s)
+        if timings:
+            self.decode_s = average(self.decode_s, timings.decode_ms / 1000)
+
+    def wait_s(self, waiting: int, slots: int) -> float:
+        return self.held_s * (waiting + 1) / max(1, slots)
+
+
 # Tokens computed after the last event that was read: rarely more than a few.
 _UNREAD_MAX: Final = 32
 # Events without a token at the start of a response of Anthropic's API.
@@ -690,43 +706,3 @@ def cut_off_tokens(progress: ResponseProgress, held: Iterable[int]) -> tuple[Tok
     # The first token comes with the end of the prompt; the last is not in the cache.
     decoded = found - total + 1 if found >= total else 0
     return Tokens(min(found, total) - cached, cached, decoded), True
-
-
-_Given = ParamSpec("_Given")
-
-
-class Signal(list[Callable[_Given, object]]):
-    """Calls its members, which must not fail or block."""
-
-    def connect(self, handler: Callable[_Given, object]) -> None:
-        self.append(handler)
-
-    def __call__(self, *given: _Given.args, **named: _Given.kwargs) -> None:
-        for handler in self:
-            handler(*given, **named)
-
-
-class RouterSignals:
-    """What a router reports."""
-
-    def __init__(self) -> None:
-        self.idle = Signal[[]]()  # A model holds no request any more.
-        # An instance did not begin its response to a request.
-        self.connect_failed = Signal[[Upstream, UpstreamConnectFailed]]()
-        # An engine still computes although its request ended `cancel_timeout_s` ago; with the
-        # reason.
-        self.overdue = Signal[[Upstream, str]]()
-        # A request wants its local model to stay loaded for so many seconds after it; infinity:
-        # forever.
-        self.keep_alive = Signal[[str, float]]()
-        # The first response to a prompt ended whose slot was filled with so many tokens of it; the
-        # instance's name comes first.
-        self.restore_verified = Signal[[str, int, Timings]]()
-        # A request, known by its lease, got so many slots of an instance.
-        self.slots_taken = Signal[[Hashable, Upstream, int]]()
-        # The last bytes of a response go out next, unless its client is behind.
-        self.answered = Signal[[Lease]]()
-        # The slots of a request are idle again; called once for each `slots_taken`.
-        self.slots_freed = Signal[[Hashable, SlotUse]]()
-        # So many tokens were computed for a client, prompt and answer together.
-        self.charged = Signal[[str, int]]()

@@ -47,8 +47,8 @@ from proxy.cache.prompt import BLOCK_TOKENS, Prompt, session_hash, shared_blocks
 from proxy.cache.save_policy import SaveCase, is_worth_saving
 from proxy.cache.shared_prefixes import BEGINNING_BLOCKS_MIN, BeginningUse
 from proxy.request.request import Priority, ProxyRequest
-from proxy.router.candidates import Candidates, LeaseTimes
-from proxy.router.lease import FEW_TOKENS, Clock, Lease, RoutingTarget, SlotYielded
+from proxy.router.candidates import Candidates
+from proxy.router.lease import FEW_TOKENS, Clock, Lease, LeaseTimes, RoutingTarget, SlotYielded
 from proxy.router.registry import Instances, ModelInstances
 from proxy.router.slot_holds import SlotHolds
 from proxy.settings import ProxySettings

@@ -18,6 +18,7 @@ from collections.abc import (
     Callable,
     Collection,
     Coroutine,
+    Hashable,
     Iterable,
     Mapping,
     Sequence,
@@ -25,7 +26,7 @@ from collections.abc import (
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, ParamSpec
 
 from attrs import define, field
 
@@ -66,7 +67,6 @@ from proxy.router.lease import (
     InstanceStats,
     Lease,
     ProcessExit,
-    RouterSignals,
     RoutingTarget,
     SlotUse,
     SlotYielded,
@@ -87,6 +87,45 @@ from proxy.upstream.upstream import Timings, Upstream
 _PATIENCE_S: Final = 5.0
 
 IsPreempted = Callable[[], bool]
+
+_Given = ParamSpec("_Given")
+
+
+class Signal(list[Callable[_Given, object]]):
+    """Calls its members, which must not fail or block."""
+
+    def connect(self, handler: Callable[_Given, object]) -> None:
+        self.append(handler)
+
+    def __call__(self, *given: _Given.args, **named: _Given.kwargs) -> None:
+        for handler in self:
+            handler(*given, **named)
+
+
+class RouterSignals:
+    """What a router reports."""
+
+    def __init__(self) -> None:
+        self.idle = Signal[[]]()  # A model holds no request any more.
+        # An instance did not begin its response to a request.
+        self.connect_failed = Signal[[Upstream, UpstreamConnectFailed]]()
+        # An engine still computes although its request ended `cancel_timeout_s` ago; with the
+        # reason.
+        self.overdue = Signal[[Upstream, str]]()
+        # A request wants its local model to stay loaded for so many seconds after it; infinity:
+        # forever.
+        self.keep_alive = Signal[[str, float]]()
+        # The first response to a prompt ended whose slot was filled with so many tokens of it; the
+        # instance's name comes first.
+        self.restore_verified = Signal[[str, int, Timings]]()
+        # A request, known by its lease, got so many slots of an instance.
+        self.slots_taken = Signal[[Hashable, Upstream, int]]()
+        # The last bytes of a response go out next, unless its client is behind.
+        self.answered = Signal[[Lease]]()
+        # The slots of a request are idle again; called once for each `slots_taken`.
+        self.slots_freed = Signal[[Hashable, SlotUse]]()
+        # So many tokens were computed for a client, prompt and answer together.
+        self.charged = Signal[[str, int]]()
 
 
 def _background_request(upstream: Upstream) -> ProxyRequest:
@@ -527,6 +566,7 @@ class Router:
 
     async def send_again(self, lease: Lease) -> None:
         """Return once the request may be sent again, after a complete response to it."""
+        lease.is_placed = False
         await self._slot_selector.enter(lease)
 
     def finish(self, lease: Lease, completed: Completion | None = None) -> None:

@@ -30,8 +30,7 @@ from proxy.cache.holders import Conversation
 from proxy.cache.index import CacheHint, PrefixIndex
 from proxy.cache.save_policy import PAUSE_ENDS_S, handover_s, hold_s
 from proxy.request.request import ProxyRequest
-from proxy.router.candidates import LeaseTimes
-from proxy.router.lease import Clock, Lease, RoutingTarget
+from proxy.router.lease import Clock, Lease, LeaseTimes, RoutingTarget
 from proxy.settings import ProxySettings
 
 HoldResult = Literal["kept", "expired", "yielded", "ended"]

@@ -343,7 +343,7 @@ class SlotSaver:
         """
         instance, slot_map = work.instance, work.slot_map
         work.listed_at_s, uses = self._clock(), slot_map.uses
-        if slot_map.is_pending or not all(lease.progress.has_header for lease in instance.leases):
+        if slot_map.is_pending or not all(lease.is_placed for lease in instance.leases):
             return
         with suppress(UpstreamTimeout):
             listed = await self._list_slots(instance.upstream)

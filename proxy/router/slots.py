@@ -37,12 +37,12 @@ from proxy.cache.shared_prefixes import BEGINNING_BLOCKS_MIN
 from proxy.cache.slot_map import CONFIRMED, Slot, SlotMap, SlotOwners
 from proxy.errors import UpstreamTimeout
 from proxy.observe.cache_finding import BY_CLIENT, OF_PLACE, CacheFinding, NoFile, Tier
-from proxy.request.request import ProxyRequest
+from proxy.request.request import ProxyRequest, is_single
 from proxy.router.lease import Clock, Lease, RoutingTarget
 from proxy.router.registry import Instances
 from proxy.router.slot_saver import SlotSaver
 from proxy.settings import ProxySettings
-from proxy.upstream.endpoint_kinds import EndpointKind, is_single
+from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.engine_state import clear_slots, get_slots, refresh_slots
 from proxy.upstream.upstream import Timings
 

@@ -11,12 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from functools import lru_cache
-from typing import Any, Final
-
-# More slots than any instance has; the engine refuses a larger number.
-_CHOICES_MAX: Final = 4096
-# Members that may ask for several answers.
-_SEVERAL: Final = frozenset({"n", "n_cmpl", "prompt"})
+from typing import Final
 
 
 class EndpointKind(Enum):
@@ -75,33 +70,3 @@ ENDPOINTS: Final[Mapping[str, Mapping[str, EndpointKind]]] = {
 def endpoint_kind(method: str, path: str) -> EndpointKind:
     """Return the kind of an endpoint in the table; HEAD counts as GET."""
     return ENDPOINTS["GET" if method == "HEAD" else method][path]
-
-
-def choices_of(kind: EndpointKind, members: Mapping[str, Any]) -> int:
-    """Return the number of answers to each prompt, 1 to 4096; `members` may have any types.
-
-    Source: llama-server, build 10434: `n` and `n_cmpl` mean the same on every endpoint that
-    generates text except Anthropic's, up to the number of slots; each answer takes its own slot.
-    """
-    if "n" not in members and "n_cmpl" not in members:
-        return 1
-    if not kind.generates or kind is EndpointKind.MESSAGES:
-        return 1
-    return max(_count(members.get("n")), _count(members.get("n_cmpl")))
-
-
-def is_single(members: Mapping[str, Any]) -> bool:
-    """Return whether the body wants one answer to one prompt."""
-    if _SEVERAL.isdisjoint(members):
-        return True
-    has_one_choice = members.get("n", 1) in (None, 1) and members.get("n_cmpl", 1) in (None, 1)
-    prompt = members.get("prompt")
-    if not has_one_choice or not isinstance(prompt, list) or len(prompt) < 2:
-        return has_one_choice
-    return any(isinstance(part, int) for part in prompt)  # one prompt in tokens
-
-
-def _count(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return 1
-    return int(min(max(value, 1), _CHOICES_MAX))

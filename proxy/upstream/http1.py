@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import lru_cache
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import orjson
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -78,11 +77,12 @@ class Splitter:
             text = stream[6:end]
             if is_done := text.endswith(_DONE_END):
                 text = text[: -len(_DONE_END)]
-            with suppress(orjson.JSONDecodeError):  # an event has several lines, or is not JSON
-                values = orjson.loads(b"[%b]" % text.replace(b"\n\ndata: ", b","))
+            try:
+                values: list[Any] = orjson.loads(b"[%b]" % text.replace(b"\n\ndata: ", b","))
+            except orjson.JSONDecodeError:
+                pass  # an event has several lines, or is not JSON
+            else:
                 self._rest, self.has_done = stream[end + 2 :], is_done or self.has_done
-                if {*map(type, values)} == {dict}:
-                    return cast("list[Mapping[str, Any]]", values)
                 return [value for value in values if isinstance(value, dict)]
         events = self.feed(chunk)
         self.has_done = self.has_done or any(data_of(event) == DONE for event in events)
@@ -141,9 +141,11 @@ def members_of(event: bytes) -> Mapping[str, Any] | None:
     """
     if event.startswith(b"data: {"):
         try:  # the engine's format: on one line
-            return cast("dict[str, Any]", orjson.loads(event[6:]))
+            members: dict[str, Any] = orjson.loads(event[6:])
         except orjson.JSONDecodeError:
             pass  # on several lines
+        else:
+            return members
     data = data_of(event)
     if not data or data == DONE:
         return None

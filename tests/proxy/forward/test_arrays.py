@@ -9,9 +9,9 @@ from support.requests import ask, upstream
 
 from proxy.errors import BadRequest
 from proxy.forward.arrays import Fork, PromptArray, array_of, fork_of, joined_usage
-from proxy.request.request import ProxyRequest
+from proxy.request.request import ProxyRequest, choices_of
 from proxy.router.lease import RoutingTarget
-from proxy.upstream.endpoint_kinds import EndpointKind, choices_of
+from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.upstream import Rates
 
 

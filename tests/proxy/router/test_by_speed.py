@@ -10,8 +10,8 @@ import pytest
 from support.requests import ask, upstream
 
 from proxy.cache.index import CacheHint
-from proxy.router.candidates import Candidates, LeaseTimes
-from proxy.router.lease import Completion, Lease, RoutingTarget, Weight
+from proxy.router.candidates import Candidates
+from proxy.router.lease import Completion, Lease, LeaseTimes, RoutingTarget, Weight
 from proxy.router.registry import InstanceSets
 from proxy.router.router import Router
 from proxy.settings import Policy, ProxySettings

@@ -109,7 +109,7 @@ def test_it_is_moved_after_two_seconds_and_nothing_new_goes_there() -> None:
 def test_each_request_is_checked_a_second_after_its_own_start() -> None:
     async def story(under_test: RouterUnderTest) -> None:
         async with under_test.lease() as first, under_test.lease() as second:
-            first.progress.has_header = second.progress.has_header = True
+            first.is_placed = second.is_placed = True
             await asyncio.sleep(0.5)
             began_at_s = now_s()
             with pytest.raises(UpstreamSilent):
@@ -170,7 +170,7 @@ def test_it_is_not_moved_to_one_that_is_busy_until_that_is_free() -> None:
     async def story(under_test: RouterUnderTest) -> None:
         async def other() -> None:
             async with under_test.lease() as lease:
-                lease.progress.has_header = True
+                lease.is_placed = True
                 await asyncio.sleep(10)
                 under_test.router.finish(lease)
 
@@ -191,7 +191,7 @@ def test_after_the_first_byte_nobody_is_asked() -> None:
 
     async def story(under_test: RouterUnderTest) -> None:
         async with under_test.lease() as lease:
-            lease.progress.has_header = True
+            lease.is_placed = True
             await asyncio.sleep(60)
             under_test.router.finish(lease)
 
@@ -206,7 +206,7 @@ def test_no_more_are_moved_than_find_a_slot() -> None:
         async def answered() -> None:
             async with under_test.lease() as lease:
                 assert lease.upstream.name == "b"
-                lease.progress.has_header = True
+                lease.is_placed = True
                 await asyncio.sleep(20)
                 under_test.router.finish(lease)
 

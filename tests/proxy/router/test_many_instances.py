@@ -13,8 +13,8 @@ from support.requests import ask, upstream
 from support.virtual_time import run_in_virtual_time
 
 from proxy.cache.index import CacheHint, PrefixIndex
-from proxy.router.candidates import Candidates, LeaseTimes
-from proxy.router.lease import Completion, Lease, RoutingTarget, Weight
+from proxy.router.candidates import Candidates
+from proxy.router.lease import Completion, Lease, LeaseTimes, RoutingTarget, Weight
 from proxy.router.registry import InstanceSets
 from proxy.router.router import Router
 from proxy.settings import Policy, ProxySettings

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from support.requests import ask, upstream
 
 from proxy.cache.index import CacheHint
-from proxy.router.candidates import Candidates, LeaseTimes
-from proxy.router.lease import Lease, RoutingTarget, Weight
+from proxy.router.candidates import Candidates
+from proxy.router.lease import Lease, LeaseTimes, RoutingTarget, Weight
 from proxy.router.registry import InstanceSets
 from proxy.settings import Policy
 from proxy.upstream.upstream import Node, Rates

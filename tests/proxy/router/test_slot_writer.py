@@ -188,7 +188,7 @@ def test_beside_streams_the_slot_that_is_taken_next_is_saved_once_in_150_tokens(
     async def test(harness: Harness) -> None:
         streams = [harness.begin("one"), harness.begin("two")]
         for stream in streams:
-            stream.progress.has_header = True
+            stream.is_placed = True
             stream.progress.count_token()
         for name in ("river", "stone"):
             harness.answer(story(name))
@@ -204,7 +204,7 @@ def test_beside_streams_the_slot_that_is_taken_next_is_saved_once_in_150_tokens(
 
 def test_beside_a_prompt_slots_are_saved_without_such_a_pause() -> None:
     async def test(harness: Harness) -> None:
-        harness.begin("one").progress.has_header = True
+        harness.begin("one").is_placed = True
         for name in ("river", "stone"):
             harness.answer(story(name))
         await asyncio.sleep(6)

@@ -12,11 +12,11 @@ from support.slots import busy_slots
 from support.virtual_time import run_in_virtual_time
 
 from proxy.errors import QueueTimeout
-from proxy.request.request import ProxyRequest
+from proxy.request.request import ProxyRequest, choices_of
 from proxy.router.lease import Lease
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
-from proxy.upstream.endpoint_kinds import EndpointKind, choices_of
+from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.engine_state import SlotState
 from proxy.upstream.upstream import Upstream
 

@@ -349,11 +349,15 @@ async def test_a_machine_that_shares_keeps_the_clients_of_others_apart(
     assert await found(proxy, CHAT, secret, BEN) == 0
 
 
+class SentRequest:
+    is_placed = False
+
+
 def begun(owners: SlotOwners, owner: CacheOwner, id_slot: int | None) -> bool:
     """Begin a request that the engine gives a slot at once; return whether it may reuse."""
-    holder = object()
-    is_reusing = owners.begin(holder, owner, id_slot)
-    owners.note_placed(holder)
+    request = SentRequest()
+    is_reusing = owners.begin(request, owner, id_slot)
+    request.is_placed = True
     return is_reusing
 
 
@@ -384,13 +388,13 @@ def test_a_slot_that_an_unnamed_request_may_have_taken_is_nobodys() -> None:
     begun(owners, ben, None)  # it takes slot 0 as soon as the engine is done with it
     owners.end(anna, 0)
     assert not owners.may_reuse(anna, 0)
-    unnamed = object()
+    unnamed = SentRequest()
     owners.begin(unnamed, ben, None)
     begun(owners, anna, 1)
     owners.end(anna, 1)
     owners.fill(anna, 0)
     assert not any(owners.may_reuse(anna, slot) for slot in (0, 1))  # it has yet to take a slot
-    owners.note_placed(unnamed)
+    unnamed.is_placed = True
     begun(owners, anna, 1)
     owners.end(anna, 1)
     assert owners.may_reuse(anna, 1)
@@ -401,7 +405,7 @@ def test_an_unnamed_request_waits_for_the_slots_of_those_that_reuse() -> None:
     owners = SlotOwners(is_new=False)
     begun(owners, anna, 0)
     owners.end(anna, 0)
-    reusing, own, unnamed, named, later = (object() for _ in range(5))
+    reusing, own, unnamed, named, later = (SentRequest() for _ in range(5))
     assert owners.begin(reusing, anna, 0)
     owners.begin(own, anna, None)
     owners.begin(unnamed, ben, None)
@@ -409,7 +413,7 @@ def test_an_unnamed_request_waits_for_the_slots_of_those_that_reuse() -> None:
     assert not owners.begin(later, anna, 0)
     waiting = [case for case in (reusing, own, unnamed, named, later) if owners.must_wait(case)]
     assert waiting == [unnamed]
-    owners.note_placed(reusing)
+    reusing.is_placed = True
     assert not owners.must_wait(unnamed)
 
 
