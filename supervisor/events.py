@@ -1,7 +1,6 @@
-"""The daemon's events: their table, and the stream to the log and to `corral events`.
+"""The daemon's events, and their stream to the log and to `corral events`.
 
-A test compares the table with the code. Names are `noun.past_verb`; fields carry units. No field
-holds a prompt or a secret.
+`events.toml` lists them; a test compares it with the code.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TextIO
 
 from proxy.common.background_tasks import Throttle
+from proxy.common.toml_text import table_beside
 from supervisor.output import colored
 
 if TYPE_CHECKING:  # most commands need no metrics
@@ -29,106 +29,11 @@ LOAD_PROGRESS: Final = "instance.load_progress"
 DAEMON_STOPPED: Final = "daemon.stopped"
 
 # Name → level and fields.
-_TABLE: Final[Mapping[str, tuple[Level, str]]] = {
-    "daemon.open": ("warning", "keyless hint"),
-    "daemon.started": ("info", "version url control settings"),
-    "daemon.stopping": ("info", "reason"),
-    "daemon.stopped": ("info", "duration_s"),
-    "instance.state_changed": ("info", "instance model before after run reason"),
-    "instance.load_progress": ("info", "instance model run stage value"),
-    "instance.withdrawn": ("info", "instance model run in_flight"),
-    "instance.drained": ("info", "instance model run"),
-    "instance.requests_aborted": ("warning", "instance model run in_flight"),
-    "instance.exit_requested": ("info", "instance model run how"),
-    "instance.exited": ("info", "instance model run code signal up_s fault"),
-    "instance.speed_measured": (
-        "info",
-        "instance model run threads decode_tps prefill_tps together_tps",
-    ),
-    "instance.failed": ("error", "instance model failures code reason hint log"),
-    "model.unloaded": ("info", "model reason"),
-    "model.load_refused": ("warning", "model reason"),
-    "model.adapted": ("info", "model key before after reason"),
-    "model.reduced": ("warning", "model key before after reason"),
-    "model.restored": ("info", "model reason"),
-    "model.adapt_failed": ("warning", "model key before after reason retry_in_s"),
-    "slots.saved": ("info", "instance model run slots tokens size_bytes duration_ms"),
-    "slots.restored": ("info", "instance model run slots tokens size_bytes duration_ms"),
-    "slots.save_failed": ("warning", "instance model run reason"),
-    "slots.restore_failed": ("warning", "instance model run reason"),
-    "slots.disk_full": ("warning", "reason"),
-    "slots.saving_paused": ("warning", "reason retry_in_s"),
-    "slots.files_missing": ("info", "files"),
-    "slots.quarantined": ("warning", "model file reason"),
-    "slots.key_unusable": ("warning", "reason"),
-    "slots.key_missing": ("warning", "files keys"),
-    "slots.restore_unused": ("warning", "instance model expected cached"),
-    "prompt.prefilled": ("info", "instance model run prompt tokens cached"),
-    "next_turn.computed": ("info", "instance model tokens computed duration_ms"),
-    "prefix.saved": ("info", "instance model tokens cached size_bytes"),
-    "prompt.stored": ("info", "model prompt tokens"),
-    "prompt.store_failed": ("warning", "model reason"),
-    "prompt.rejected": ("warning", "instance model run prompt reason"),
-    "capture.started": ("info", "model duration_s size_bytes requests"),
-    "capture.ended": ("info", "model reason requests responses dropped size_bytes"),
-    "canary.started": ("info", "model engine share decides_in_s"),
-    "canary.promoted": ("info", "model engine reason"),
-    "canary.withdrawn": ("warning", "model engine reason"),
-    "canary.promotion_refused": ("warning", "model reason"),
-    "settings.reloaded": ("info", "added removed changed kept notes"),
-    "settings.rejected": ("warning", "reason"),
-    "engine.orphan_killed": ("warning", "instance pid since"),
-    "host.joined": ("info", "host hosts"),
-    "host.left": ("info", "host hosts"),
-    "worker.ready": ("info", "worker address pid devices"),
-    "worker.exited": ("warning", "worker code signal up_s reason retry_in_s"),
-    "worker.failed": ("error", "worker reason hint log"),
-    "worker.lost": ("warning", "model reason"),
-    "node.up": ("info", "node models"),
-    "node.load_requested": ("info", "node model"),
-    "node.load_refused": ("warning", "node model reason"),
-    "node.down": ("warning", "node reason"),
-    "node.draining": ("info", "node"),
-    "node.resolved": ("info", "node added removed addresses"),
-    "node.unresolved": ("warning", "node reason"),
-    "node.not_announced": ("warning", "reason"),
-    "traces.export_failed": ("warning", "reason"),
-    "traces.export_resumed": ("info", "lost"),
-    "hook.finished": ("info", "hook model node command duration_s output"),
-    "hook.failed": ("warning", "hook model node command reason duration_s output"),
-    "hooks.dropped": ("warning", "hook count"),
-    "request.finished": (
-        "info",
-        (
-            "request client path model fallback_for instance slot kind streamed priority "
-            "conversation diverted status code cancelled attempts continued tool_calls yields "
-            "duration_ms queued_ms evict_ms load_ms slots_ms prefill_ms decode_ms paused_ms "
-            "stalled_ms other_ms first_byte_ms first_token_ms bytes_out expected_cached_tokens "
-            "cached_tokens prompt_tokens decoded_tokens engine_prefill_ms engine_decode_ms "
-            "drafted_tokens accepted_tokens rules cache_cause cache_tier cache"
-        ),
-    ),
-    "batch.ended": ("info", "batch status total completed failed"),
-    "batches.paused": ("warning", "reason"),
-    "batches.resumed": ("info", ""),
-    "requests.record_failed": ("warning", "reason"),
-    "history.write_failed": ("warning", "reason"),
-    "history.replaced": ("warning", "reason kept"),
-    "usage.record_failed": ("warning", "reason"),
-    "request.rejected": (
-        "warning",
-        (
-            "request client path model status code reason cancelled duration_ms queued_ms evict_ms "
-            "load_ms slots_ms prefill_ms decode_ms paused_ms stalled_ms other_ms"
-        ),
-    ),
-    "upstream.failed": ("warning", "request model instance phase error"),
-    "task.failed": ("error", "task error traceback more"),
-    "events.withheld": ("warning", "event cause count"),
-    "events.dropped": ("warning", "count"),
-}
 EVENTS: Final[Mapping[str, tuple[Level, tuple[str, ...]]]] = MappingProxyType(
-    {name: (level, tuple(fields.split())) for name, (level, fields) in _TABLE.items()}
+    {
+        name: (level, tuple(fields.split()))
+        for name, (level, fields) in table_beside(__file__).items()
+    }
 )
 _FIELDS: Final = {name: frozenset(fields) for name, (_, fields) in EVENTS.items()}
 

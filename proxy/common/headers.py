@@ -21,6 +21,8 @@ from typing import Final
 from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from proxy.common.toml_text import table_beside
+
 # Fields of every response, final; for errors outside of a request see `http.connections`.
 RESPONSE_HEADERS: Final = web.RequestKey("response_headers", dict[str, str])
 SERVER: Final = "llama-corral"
@@ -55,62 +57,10 @@ SLOT: Final = "X-Corral-Slot"
 
 _Fields = CIMultiDict[str] | CIMultiDictProxy[str]
 
-_HOP_BY_HOP: Final = frozenset(
-    {
-        "connection",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    }
-)
-# The fields that `session_id` reads. With X-Conversation-Id an engine continues to generate after
-# its client disconnected (build 11434).
-_SESSION: Final = frozenset(
-    {
-        "conversation_id",
-        "session_id",
-        "x-amp-thread-id",
-        "x-claude-code-session-id",
-        "x-conversation-id",
-        "x-opencode-session",
-        "x-session-affinity",
-        "x-session-id",
-    }
-)
-# The body arrives decompressed and may be rewritten, so we set its encoding and length.
-_NOT_UPSTREAM: Final = (
-    _HOP_BY_HOP
-    | {
-        "accept-encoding",
-        "authorization",
-        "content-encoding",
-        "content-length",
-        "cookie",
-        "expect",
-        "forwarded",
-        "host",
-        # An answer has no ranges and no age; an engine refuses a range with an empty body.
-        "content-range",
-        "if-match",
-        "if-modified-since",
-        "if-none-match",
-        "if-range",
-        "if-unmodified-since",
-        "origin",
-        "prefer",
-        "range",
-        "referer",
-        "x-api-key",
-        "x-real-ip",
-        "x-request-id",
-    }
-    | _SESSION
-)
+_TABLES: Final = table_beside(__file__)
+_HOP_BY_HOP: Final = frozenset[str](_TABLES["hop_by_hop"])
+_SESSION: Final = frozenset[str](_TABLES["session"])
+_NOT_UPSTREAM: Final = _HOP_BY_HOP | _SESSION | frozenset(_TABLES["not_upstream"])
 # The only fields of an instance that reach a client, besides the content type.
 _DOWNSTREAM: Final[tuple[str, ...]] = ("Content-Length", "Retry-After")
 # Intermediaries that store or buffer a stream would deliver all tokens late and at once.

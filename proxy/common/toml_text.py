@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 # Nested tables and lists; a JSON schema in a variant may need a dozen.
@@ -23,6 +24,11 @@ _NO_KEYS: Final = re.compile(
     re.DOTALL,
 )
 _BETWEEN_KEYS: Final = re.compile(r"[=,\[\]{}\n]")
+
+
+def table_beside(module_file: str) -> dict[str, Any]:
+    """Return the table of the file that has a module's name and ends with .toml."""
+    return tomllib.loads(Path(module_file).with_suffix(".toml").read_text("utf-8"))
 
 
 def parse_toml(content: bytes) -> dict[str, Any]:

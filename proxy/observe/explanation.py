@@ -7,15 +7,14 @@ a client: an error is explained by its code. The texts are in `explanation.toml`
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from http import HTTPStatus
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from proxy.common.toml_text import table_beside
 from proxy.observe.cache_finding import (
     BY_CLIENT,
     PLAIN,
@@ -31,7 +30,7 @@ from proxy.observe.record import PHASES
 
 @cache
 def _texts() -> Mapping[str, Any]:
-    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+    return table_beside(__file__)
 
 
 _DISCONNECTED: Final = 499

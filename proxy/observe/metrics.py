@@ -23,13 +23,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-import tomllib
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from pathlib import Path
 from typing import Any, Final
 
 from prometheus_client import Metric
@@ -37,6 +35,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
+from proxy.common.toml_text import table_beside
 from proxy.errors import ProxyError
 from proxy.observe.record import CLIENT_GONE, Report, discard
 from proxy.settings import ProxySettings
@@ -96,7 +95,7 @@ HISTOGRAMS: Final[Mapping[str, Sequence[float]]] = {
 @cache
 def families() -> Mapping[str, tuple[Sequence[str], str]]:
     """Return the labels and the description of each of our metrics."""
-    tables = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+    tables = table_beside(__file__)
     return {
         name: (tuple(labels.split()), text)
         for labels, texts in tables.items()

@@ -32,6 +32,7 @@ from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from proxy.common.toml_text import table_beside
 from proxy.observe.record import Emit, RequestTrace
 from proxy.settings import TracingSettings
 
@@ -133,34 +134,9 @@ _SPAN_NAMES: Final = {"queued": "queue"}
 _METHODS: Final = frozenset(
     {"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"}
 )
-_OPERATIONS: Final = {
-    "chat": "chat",
-    "messages": "chat",
-    "responses": "chat",
-    "completion": "text_completion",
-    "llama_completion": "text_completion",
-    "infill": "text_completion",
-    "embed_or_rerank": "embeddings",
-}
-# Attributes by the field of `request.finished`.
-_ATTRIBUTES: Final = {
-    "path": "http.route",
-    "status": "http.response.status_code",
-    "code": "error.type",
-    "model": "gen_ai.response.model",
-    "streamed": "gen_ai.request.stream",
-    "decoded_tokens": "gen_ai.usage.output_tokens",
-    "cached_tokens": "gen_ai.usage.cache_read.input_tokens",
-    "request": "corral.request.id",
-    "client": "corral.client",
-    "instance": "corral.instance",
-    "slot": "corral.slot",
-    "priority": "corral.priority",
-    "attempts": "corral.attempts",
-    "cancelled": "corral.cancelled_by",
-    "expected_cached_tokens": "corral.expected_cached_tokens",
-    "stalled_ms": "corral.stalled_ms",
-}
+_TABLES: Final = table_beside(__file__)
+_OPERATIONS: Final[Mapping[str, str]] = _TABLES["operations"]
+_ATTRIBUTES: Final[Mapping[str, str]] = _TABLES["attributes"]
 _SERVER_ERROR: Final = 500
 
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from proxy.common.toml_text import table_beside
 from supervisor.builds import install
 from supervisor.builds.discover import Engine
 from supervisor.builds.installed import InstalledBuild, files_of
@@ -129,48 +130,20 @@ def estimated_minutes(jobs: int) -> int:
     return round(_CORE_MINUTES / jobs) or 1
 
 
-_OPTIONS: Final = (
-    "-DCMAKE_BUILD_TYPE=Release",
-    "-DBUILD_SHARED_LIBS=OFF",
-    "-DGGML_OPENMP=OFF",
-    "-DGGML_RPC=ON",
-    # Nothing is downloaded while it compiles, and no other library is needed.
-    "-DLLAMA_OPENSSL=OFF",
-    "-DLLAMA_CURL=OFF",
-    "-DLLAMA_BUILD_UI=OFF",
-    "-DLLAMA_USE_PREBUILT_UI=OFF",
-    "-DLLAMA_BUILD_TESTS=OFF",
-    "-DLLAMA_BUILD_EXAMPLES=OFF",
-    "-DLLAMA_BUILD_APP=OFF",
-)
-# Options of ggml by the processor features that they need.
-_FEATURES: Final[Mapping[str, frozenset[str]]] = {
-    "GGML_SSE42": frozenset({"sse4_2"}),
-    "GGML_AVX": frozenset({"avx"}),
-    "GGML_AVX2": frozenset({"avx2"}),
-    "GGML_BMI2": frozenset({"bmi2"}),
-    "GGML_FMA": frozenset({"fma"}),
-    "GGML_F16C": frozenset({"f16c"}),
-    "GGML_AVX_VNNI": frozenset({"avx_vnni"}),
-    "GGML_AVX512": frozenset({"avx512f", "avx512cd", "avx512vl", "avx512dq", "avx512bw"}),
-    "GGML_AVX512_VBMI": frozenset({"avx512vbmi"}),
-    "GGML_AVX512_VNNI": frozenset({"avx512_vnni"}),
-    "GGML_AVX512_BF16": frozenset({"avx512_bf16"}),
-}
-
-
 def cmake_options(build: int, processor: str, flags: frozenset[str]) -> tuple[str, ...]:
     """Return the options for a processor as `platform.machine` names it.
 
     `flags` are its features, empty if unknown.
     """
-    version = (f"-DLLAMA_BUILD_NUMBER={build}", "-DLLAMA_BUILD_COMMIT=source")
+    tables = table_beside(__file__)
+    options = (*tables["options"], f"-DLLAMA_BUILD_NUMBER={build}", "-DLLAMA_BUILD_COMMIT=source")
     if processor not in {"x86_64", "amd64"} or not flags:
-        return (*_OPTIONS, *version, "-DGGML_NATIVE=ON")
+        return (*options, "-DGGML_NATIVE=ON")
     features = (
-        f"-D{option}={'ON' if needed <= flags else 'OFF'}" for option, needed in _FEATURES.items()
+        f"-D{option}={'ON' if flags.issuperset(needed) else 'OFF'}"
+        for option, needed in tables["features"].items()
     )
-    return (*_OPTIONS, *version, "-DGGML_NATIVE=OFF", *features)
+    return (*options, "-DGGML_NATIVE=OFF", *features)
 
 
 # Receives a stage (`download`, `extract`, `configure`, `compile`), and a fraction.

@@ -333,7 +333,7 @@ def _row(
     client: programs.ClientProgram, places: programs.Places, files: SettingsFiles
 ) -> dict[str, Any]:
     is_installed = any(shutil.which(program) for program in client.programs or (client.name,))
-    directory = client.directory(places)
+    directory = client.settings_directory(places)
     is_own = directory not in {places.home, places.corral}
     return {
         "name": client.name,

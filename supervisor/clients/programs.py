@@ -1,25 +1,20 @@
-"""The table of client programs: the files and values of each one's settings, and a probe's request.
-
-Continue reads secrets from the environment or from the file .env beside its settings. Source: its
-documentation, "config.yaml reference".
-
-Open WebUI is set by variables; changes in its pages win over them. Source: its documentation,
-"Environment configuration".
-
-Zed reads a provider's key from NAME_API_KEY, for `corral` CORRAL_API_KEY. Source: its
-documentation, "Use API access", OpenAI-compatible endpoints.
-"""
+"""The client programs of `programs.toml`: the settings of each, and a probe's request."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from proxy.common.toml_text import table_beside
+
 KEY_VARIABLE: Final = "CORRAL_API_KEY"
 # For clients that want a key although the daemon needs none.
 NO_KEY: Final = "none"
+# Of the context, what an answer may take.
+_ANSWER_SHARE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +24,11 @@ class ServedModel:
     name: str
     context_tokens: int | None = None
     sees_images: bool = False
+
+    def names(self) -> dict[str, Any]:
+        tokens = self.context_tokens or None
+        answer = tokens // _ANSWER_SHARE if tokens else None
+        return {"id": self.name, "context": tokens, "answer": answer, "images": self.sees_images}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,19 @@ class Facts:
     certificate: Path | None = None
     ruled: frozenset[str] = frozenset()  # clients that have prompt rules
 
-    @property
-    def api(self) -> str:
-        """The address of OpenAI's API."""
-        return f"{self.url}/v1"
+    def names(self) -> dict[str, Any]:
+        """Return the names of `programs.toml`; None for what is unknown."""
+        names: dict[str, Any] = {
+            "url": self.url,
+            "api": f"{self.url}/v1",
+            "main": self.model.name,
+            "main_context": self.model.context_tokens,
+            "small": self.small.name,
+            "key": KEY_VARIABLE if self.needs_key else None,
+            "no_key": None if self.needs_key else NO_KEY,
+            "certificate": str(self.certificate) if self.certificate else None,
+        }
+        return names | {"models": [names | model.names() for model in self.models]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,23 +105,95 @@ class FileSettings:
     defaults: Mapping[Place, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClientProgram:
+    """A program of `programs.toml`, which explains `directory`, `start` and `file`."""
+
     name: str
     title: str
-    directory: Callable[[Places], Path]  # returns the directory of its settings
-    files: Callable[[Facts, Places], Sequence[FileSettings]]  # returns its settings
-    run: Callable[[Facts], str]  # returns the command that starts it then, for people
+    directory: str
+    start: str  # the command that starts it then, for people
+    file: Sequence[Mapping[str, Any]]
     ca_variable: str  # the variable that names a file of trusted certificates
-    programs: tuple[str, ...] = ()  # names of its commands; empty: its own name
+    variable: str = ""
+    programs: Sequence[str] = ()  # names of its commands; empty: its own name
     api: Api = "/v1/chat/completions"
     key_variable: str = KEY_VARIABLE  # the variable from which it reads the API key
     writes_ca: bool = False  # whether its settings name that file
     context_least: int = 0  # tokens of its own prompt and some turns; 0 if any context will do
     agent: str = ""  # the program that its User-Agent begins with; empty without prompt rules
-    # Rules that let its sessions share more of their prompts. Source: Claude Code 2.1.197 and
-    # opencode 1.18.33, two sessions in two directories; Codex 0.169.0 needs none.
-    prompt_rules: tuple[str, ...] = ()
+    prompt_rules: Sequence[str] = ()  # let its sessions share more of their prompts
+
+    def settings_directory(self, places: Places) -> Path:
+        names = {"home": places.home, "config": places.config, "corral": places.corral}
+        return places.named(self.variable, Path(self.directory.format_map(names)))
+
+    def files(self, facts: Facts, places: Places) -> Sequence[FileSettings]:
+        """Return its settings files, without those that would have no values."""
+        names, found = facts.names(), []
+        for file in self.file:
+            paths = [self.settings_directory(places) / name for name in file["path"]]
+            path = next(filter(Path.exists, paths), paths[-1])
+            rows = [(row[:-1], row[-1]) for row in file.get("values", ())]
+            rows += [(table["place"], table["value"]) for table in file.get("table", ())]
+            if values := _values(rows, names):
+                path = places.named(file.get("variable", ""), path)
+                defaults = _values([(row[:-1], row[-1]) for row in file.get("defaults", ())], names)
+                found.append(FileSettings(path, file["format"], values, defaults))
+        return found
+
+    def run(self, facts: Facts) -> str:
+        return self.start.format_map(facts.names())
+
+
+# An escaped brace is two.
+_NAME: Final = re.compile(r"(?<!\{)\{(\w+)(?::d)?\}")
+
+
+def _values(rows: Iterable[tuple[Any, Any]], names: Mapping[str, Any]) -> dict[Place, Any]:
+    """Fill places and values; those whose place names a model's `id`, once for each model."""
+    values: dict[Place, Any] = {}
+    for place, template in rows:
+        for its_names in names["models"] if "{id}" in str(place) else [names]:
+            steps = _fill(place, its_names)
+            value = _fill(template, its_names)
+            if value is not None:
+                # The table of a step has one member.
+                at = tuple(step if isinstance(step, str) else step.popitem() for step in steps)
+                values[at] = value
+    return values
+
+
+def _fill(template: Any, names: Mapping[str, Any]) -> Any:
+    """Return the value of a template; None if it is unknown."""
+    if isinstance(template, str):
+        if any(names[name] is None for name in _NAME.findall(template)):
+            return None
+        is_value = _NAME.fullmatch(template) and ":" not in template
+        return names[template[1:-1]] if is_value else template.format_map(names)
+    if isinstance(template, list):
+        found = (_fill(part, names) for part in template)
+        return [value for value in found if value is not None]
+    return _fill_table(template, names) if isinstance(template, dict) else template
+
+
+def _fill_table(template: Mapping[str, Any], names: Mapping[str, Any]) -> Any:
+    match template:
+        case {"first": parts}:
+            return _fill(parts, names)[0]
+        case {"needs": name, "then": value}:
+            return _fill(value, names) if names[name] else None
+        case {"each": part}:
+            return [_fill(part, its_names) for its_names in names["models"]]
+        case {"by_name": part}:
+            return {its_names["id"]: _fill(part, its_names) for its_names in names["models"]}
+    filled = ((name, _fill(part, names)) for name, part in template.items())
+    return {name: value for name, value in filled if value is not None}
+
+
+CLIENTS: Final[Sequence[ClientProgram]] = tuple(
+    ClientProgram(**program) for program in table_beside(__file__)["program"]
+)
 
 
 _PROMPT: Final = "Say hello."
@@ -160,334 +241,3 @@ def self_signed(path: str | None) -> Path | None:
     except (OSError, ValueError, IndexError):  # the daemon reports it
         return None
     return Path(path) if found.issuer == found.subject else None
-
-
-def _aider_files(facts: Facts, places: Places) -> Sequence[FileSettings]:
-    values: dict[Place, Any] = {
-        ("model",): _name(facts.model),
-        ("weak-model",): _name(facts.small),
-        ("openai-api-base",): facts.api,
-        # It knows no costs of these models and would ask about each.
-        ("show-model-warnings",): False,
-    }
-    if not facts.needs_key:
-        values["openai-api-key",] = NO_KEY
-    sizes: dict[Place, Any] = {
-        (_name(model),): {
-            "max_input_tokens": model.context_tokens,
-            "max_output_tokens": model.context_tokens,
-            "litellm_provider": "openai",
-            "mode": "chat",
-        }
-        for model in facts.models
-        if model.context_tokens
-    }
-    files = [FileSettings(places.home / ".aider.conf.yml", "yaml", values)]
-    if sizes:
-        files.append(FileSettings(places.home / ".aider.model.metadata.json", "json", sizes))
-    return files
-
-
-def _name(model: ServedModel) -> str:
-    return f"openai/{model.name}"
-
-
-# A long prompt on a slow machine takes longer than its ten minutes.
-_TIMEOUT_MS: Final = 3_600_000
-
-
-def _claude_directory(places: Places) -> Path:
-    return places.named("CLAUDE_CONFIG_DIR", places.home / ".claude")
-
-
-def _claude_files(facts: Facts, places: Places) -> Sequence[FileSettings]:
-    values: dict[Place, Any] = {("env", name): value for name, value in _variables(facts).items()}
-    if facts.needs_key:
-        values["apiKeyHelper",] = f"printenv {KEY_VARIABLE}"
-    return [FileSettings(_claude_directory(places) / "settings.json", "json", values)]
-
-
-def _variables(facts: Facts) -> dict[str, str]:
-    main, small = facts.model.name, facts.small.name
-    found = {
-        "ANTHROPIC_BASE_URL": facts.url,
-        "ANTHROPIC_MODEL": main,
-        "ANTHROPIC_DEFAULT_OPUS_MODEL": main,
-        "ANTHROPIC_DEFAULT_SONNET_MODEL": main,
-        "ANTHROPIC_DEFAULT_HAIKU_MODEL": small,
-        "ANTHROPIC_SMALL_FAST_MODEL": small,  # the name in older versions
-        "CLAUDE_CODE_SUBAGENT_MODEL": main,
-        "API_TIMEOUT_MS": str(_TIMEOUT_MS),
-        # Otherwise a line before the system prompt differs each time, so no prompt is found cached.
-        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
-        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-    }
-    if not facts.needs_key:
-        found["ANTHROPIC_AUTH_TOKEN"] = NO_KEY
-    if facts.model.context_tokens:
-        found["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] = str(facts.model.context_tokens)
-    if facts.certificate:
-        found["NODE_EXTRA_CA_CERTS"] = str(facts.certificate)
-    return found
-
-
-# A long prompt on a slow machine sends nothing for a while.
-_IDLE_MS: Final = 3_600_000
-
-
-def _codex_directory(places: Places) -> Path:
-    return places.named("CODEX_HOME", places.home / ".codex")
-
-
-def _codex_files(facts: Facts, places: Places) -> Sequence[FileSettings]:
-    provider = {
-        "name": "llama-corral",
-        "base_url": facts.api,
-        "wire_api": "responses",
-        "stream_idle_timeout_ms": _IDLE_MS,
-    }
-    if facts.needs_key:
-        provider["env_key"] = KEY_VARIABLE
-    values: dict[Place, Any] = {("model",): facts.model.name, ("model_provider",): "corral"}
-    if facts.model.context_tokens:
-        values["model_context_window",] = facts.model.context_tokens
-    values["model_providers", "corral"] = provider
-    return [FileSettings(_codex_directory(places) / "config.toml", "toml", values)]
-
-
-def _continue_dev_directory(places: Places) -> Path:
-    return places.named("CONTINUE_GLOBAL_DIR", places.home / ".continue")
-
-
-def _continue_dev_files(facts: Facts, places: Places) -> Sequence[FileSettings]:
-    values: dict[Place, Any] = {
-        ("models", ("name", _title(model))): _continue_dev_model(model, facts)
-        for model in facts.models
-    }
-    required: dict[Place, Any] = {("name",): "Local", ("version",): "0.0.1", ("schema",): "v1"}
-    return [FileSettings(_continue_dev_directory(places) / "config.yaml", "yaml", values, required)]
-
-
-def _continue_dev_model(model: ServedModel, facts: Facts) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "name": _title(model),
-        "provider": "openai",
-        "model": model.name,
-        "apiBase": facts.api,
-        "apiKey": f"${{{{ secrets.{KEY_VARIABLE} }}}}" if facts.needs_key else NO_KEY,
-        "roles": ["chat", "edit", "apply"],
-        "capabilities": ["tool_use", *(["image_input"] if model.sees_images else [])],
-    }
-    if model.context_tokens:
-        found["defaultCompletionOptions"] = {"contextLength": model.context_tokens}
-    if facts.certificate:
-        found["requestOptions"] = {"caBundlePath": str(facts.certificate)}
-    return found
-
-
-def _title(model: ServedModel) -> str:
-    return f"{model.name} (llama-corral)"
-
-
-def _llm_directory(places: Places) -> Path:
-    return places.named("LLM_USER_PATH", places.config / "io.datasette.llm")
-
-
-def _llm_files(facts: Facts, places: Places) -> Sequence[FileSettings]:
-    values: dict[Place, Any] = {
-        (("model_id", _id(model)),): _llm_model(model, facts) for model in facts.models
-    }
-    return [FileSettings(_llm_directory(places) / "extra-openai-models.yaml", "yaml", values)]
-
-
-def _llm_model(model: ServedModel, facts: Facts) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "model_id": _id(model),
-        "model_name": model.name,
-        "api_base": facts.api,
-        "can_stream": True,
-        "supports_schema": True,
-        "supports_tools": True,
-        "vision": model.sees_images,
-    }
-    return {**found, "api_key_name": "openai"} if facts.needs_key else found
-
-
-def _id(model: ServedModel) -> str:
-    return f"corral/{model.name}"
-
-
-_FILE: Final = "open-webui.env"
-
-
-def _open_webui_files(facts: Facts, places: Places) -> Sequence[FileSettings]:
-    variables = {
-        "OPENAI_API_BASE_URL": facts.api,
-        "ENABLE_OPENAI_API": "true",
-        "ENABLE_OLLAMA_API": "false",
-        "DEFAULT_MODELS": facts.model.name,
-        "TASK_MODEL_EXTERNAL": facts.small.name,
-    }
-    if not facts.needs_key:
-        variables["OPENAI_API_KEY"] = NO_KEY
-    if facts.certificate:
-        variables["SSL_CERT_FILE"] = str(facts.certificate)
-    values: dict[Place, Any] = {(name,): value for name, value in variables.items()}
-    return [FileSettings(places.corral / _FILE, "env", values)]
-
-
-# Of the context, what an answer may take.
-_ANSWER_SHARE: Final = 4
-
-
-def _opencode_directory(places: Places) -> Path:
-    return places.config / "opencode"
-
-
-def _path(places: Places) -> Path:
-    if given := places.environ.get("OPENCODE_CONFIG"):
-        return Path(given)
-    commented = _opencode_directory(places) / "opencode.jsonc"
-    return commented if commented.exists() else _opencode_directory(places) / "opencode.json"
-
-
-def _opencode_files(facts: Facts, places: Places) -> Sequence[FileSettings]:
-    key = f"{{env:{KEY_VARIABLE}}}" if facts.needs_key else NO_KEY
-    provider = {
-        "npm": "@ai-sdk/openai-compatible",
-        "name": "llama-corral",
-        "options": {"baseURL": facts.api, "apiKey": key},
-        "models": {model.name: _opencode_model(model) for model in facts.models},
-    }
-    values: dict[Place, Any] = {
-        ("provider", "corral"): provider,
-        ("model",): f"corral/{facts.model.name}",
-        ("small_model",): f"corral/{facts.small.name}",
-    }
-    defaults: dict[Place, Any] = {("$schema",): "https://opencode.ai/config.json"}
-    return [FileSettings(_path(places), "json", values, defaults)]
-
-
-def _opencode_model(model: ServedModel) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": model.name, "tool_call": True}
-    if tokens := model.context_tokens:
-        found["limit"] = {"context": tokens, "output": tokens // _ANSWER_SHARE}
-    if model.sees_images:
-        found |= {
-            "attachment": True,
-            "modalities": {"input": ["text", "image"], "output": ["text"]},
-        }
-    return found
-
-
-# It wants a figure for each model.
-_CONTEXT_TOKENS: Final = 32_768
-
-
-def _zed_files(facts: Facts, places: Places) -> Sequence[FileSettings]:
-    provider = {
-        "api_url": facts.api,
-        "available_models": [_zed_model(model) for model in facts.models],
-    }
-    values: dict[Place, Any] = {
-        ("language_models", "openai_compatible", "corral"): provider,
-        ("agent", "default_model"): {"provider": "corral", "model": facts.model.name},
-    }
-    return [FileSettings(places.config / "zed" / "settings.json", "json", values)]
-
-
-def _zed_model(model: ServedModel) -> dict[str, Any]:
-    able = {"tools": True, "images": model.sees_images}
-    able |= {"parallel_tool_calls": False, "prompt_cache_key": False}
-    return {
-        "name": model.name,
-        "display_name": model.name,
-        "max_tokens": model.context_tokens or _CONTEXT_TOKENS,
-        "capabilities": able,
-    }
-
-
-CLIENTS: Final[Sequence[ClientProgram]] = (
-    ClientProgram(
-        name="claude",
-        title="Claude Code",
-        api="/v1/messages",
-        directory=_claude_directory,
-        files=_claude_files,
-        run=lambda _: "claude",
-        ca_variable="NODE_EXTRA_CA_CERTS",
-        writes_ca=True,
-        context_least=16_384,
-        agent="claude-cli",
-        prompt_rules=("move:header", "move:date", "move:path"),
-    ),
-    ClientProgram(
-        name="codex",
-        title="Codex",
-        api="/v1/responses",
-        directory=_codex_directory,
-        files=_codex_files,
-        run=lambda _: "codex",
-        ca_variable="CODEX_CA_CERTIFICATE",
-        context_least=16_384,
-    ),
-    ClientProgram(
-        name="opencode",
-        title="opencode",
-        directory=_opencode_directory,
-        files=_opencode_files,
-        run=lambda _: "opencode",
-        ca_variable="NODE_EXTRA_CA_CERTS",
-        context_least=16_384,
-        agent="opencode",
-        prompt_rules=("move:date", "move:path"),
-    ),
-    ClientProgram(
-        name="aider",
-        title="aider",
-        directory=lambda places: places.home,
-        files=_aider_files,
-        run=lambda _: "aider",
-        key_variable="OPENAI_API_KEY",
-        ca_variable="SSL_CERT_FILE",
-    ),
-    ClientProgram(
-        name="continue",
-        title="Continue",
-        programs=("cn",),
-        directory=_continue_dev_directory,
-        files=_continue_dev_files,
-        run=lambda facts: f"choose {_title(facts.model)} in the list of models",
-        ca_variable="NODE_EXTRA_CA_CERTS",
-        writes_ca=True,
-    ),
-    ClientProgram(
-        name="openwebui",
-        title="Open WebUI",
-        programs=("open-webui",),
-        directory=lambda places: places.corral,
-        files=_open_webui_files,
-        run=lambda _: f"set -a; . the file {_FILE}; set +a; open-webui serve",
-        key_variable="OPENAI_API_KEY",
-        ca_variable="SSL_CERT_FILE",
-        writes_ca=True,
-    ),
-    ClientProgram(
-        name="zed",
-        title="Zed",
-        programs=("zed", "zeditor"),
-        directory=lambda places: places.config / "zed",
-        files=_zed_files,
-        run=lambda _: "zed (with CORRAL_API_KEY set to any text where the daemon needs no key)",
-        ca_variable="SSL_CERT_FILE",
-    ),
-    ClientProgram(
-        name="llm",
-        title="llm",
-        directory=_llm_directory,
-        files=_llm_files,
-        run=lambda facts: f"llm -m {_id(facts.model)} 'Why do llamas hum?'",
-        key_variable="OPENAI_API_KEY",
-        ca_variable="SSL_CERT_FILE",
-    ),
-)

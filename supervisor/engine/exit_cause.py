@@ -13,12 +13,11 @@ import errno
 import functools
 import re
 import signal
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final, Literal
 
+from proxy.common.toml_text import table_beside
 from supervisor.errors import CorralError
 
 _TEXT_MAX: Final = 300
@@ -48,7 +47,7 @@ _DECIDING: Final[tuple[Table, ...]] = ("specific", "failure")
 
 @functools.cache
 def _tables() -> Mapping[str, Any]:
-    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+    return table_beside(__file__)
 
 
 @functools.cache

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
+from proxy.common.toml_text import table_beside
+
 # huggingface_hub reads it while it is imported.
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 
@@ -44,47 +46,12 @@ _TOKENS: Final = "https://huggingface.co/settings/tokens"
 _TEXT_MAX: Final = 200
 
 
-# The errors of the hub by X-Error-Code, or by one of the last three names.
-_ERRORS: Final[Mapping[str, tuple[type[errors.CorralError], str, str]]] = {
-    "GatedRepo": (
-        errors.HubAccessDenied,
-        "{repo} is gated: its owner wants conditions to be accepted",
-        "accept them at {page}{access}",
-    ),
-    "RevisionNotFound": (
-        errors.NoSuchModel,
-        "{repo} has no such branch, tag or commit",
-        "see {page}",
-    ),
-    "EntryNotFound": (errors.NoSuchModel, "{repo} has no {what}", "see {page}"),
-    "RepoNotFound": (
-        errors.NoSuchModel,
-        "the hub has no repository {repo}, or does not show it to you",
-        "check the spelling (corral model search WORDS); {private}",
-    ),
-    "bad token": (
-        errors.HubAccessDenied,
-        "the hub does not accept your token for {what}{said}",
-        f"set HF_TOKEN to a valid one ({_TOKENS}), or unset it for public models",
-    ),
-    "denied": (
-        errors.HubAccessDenied,
-        "the hub denies access to {what} ({status}){said}",
-        "see {page}; for a private repository set HF_TOKEN",
-    ),
-    "other": (
-        errors.DownloadFailed,
-        "the hub answered {status} for {what}{said}",
-        "try again later",
-    ),
-}
-
-
 def _hub_error(answer: httpx2.Response, repo: str, what: str, page: str) -> errors.CorralError:
     """Return the error of a repository, of which `what` was requested; `page` is its URL."""
     status, code = answer.status_code, answer.headers.get("x-error-code", "")
     has_token = "authorization" in answer.request.headers
-    if code not in _ERRORS:
+    rows = table_beside(__file__)
+    if code not in rows:
         code = "bad token" if status == 401 and has_token else "denied"
         code = {404: "RepoNotFound", 401: code, 403: code}.get(status, "other")
     access = f", then set HF_TOKEN to a token from {_TOKENS}"
@@ -95,8 +62,9 @@ def _hub_error(answer: httpx2.Response, repo: str, what: str, page: str) -> erro
     text = answer.headers.get("x-error-message", "")[:_TEXT_MAX]
     texts = {"repo": repo, "what": what, "page": page, "status": status, "access": access}
     texts |= {"private": private, "said": f": {text}" if text else ""}
-    kind, message, hint = _ERRORS[code]
-    return kind(message.format_map(texts), hint=hint.format_map(texts))
+    row = rows[code]
+    kind: type[errors.CorralError] = getattr(errors, row["error"])
+    return kind(row["message"].format_map(texts), hint=row["hint"].format_map(texts))
 
 
 def _transient(status: int, headers: Mapping[str, str]) -> Interruption:

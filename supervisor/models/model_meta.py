@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from supervisor.models.metadata import Gguf
+from supervisor.models.tensors import DESCRIPTIONS
 
 _VECTORS: Final = ("embedding", "embeddings", "rerank", "reranking")
 
@@ -43,21 +44,11 @@ _VOCABULARIES: Final = MappingProxyType(
     {"no_vocab": 0, "none": 0, "llama": 1, "gpt2": 2, "bert": 3, "t5": 4, "rwkv": 5, "plamo2": 6}
 )
 _SIZES: Final = MappingProxyType({"S": "Small", "M": "Medium", "L": "Large"})
-_FILE_TYPES: Final[Mapping[str, str]] = {
-    "F32": "all F32", "Q2_K": "Q2_K - Medium", "IQ1_S": "IQ1_S - 1.5625 bpw",
-    "IQ1_M": "IQ1_M - 1.75 bpw", "IQ2_XXS": "IQ2_XXS - 2.0625 bpw",
-    "IQ2_XS": "IQ2_XS - 2.3125 bpw", "IQ2_S": "IQ2_S - 2.5 bpw", "IQ2_M": "IQ2_M - 2.7 bpw",
-    "IQ3_XXS": "IQ3_XXS - 3.0625 bpw", "IQ3_XS": "IQ3_XS - 3.3 bpw",
-    "IQ3_S": "IQ3_S - 3.4375 bpw", "IQ3_M": "IQ3_S mix - 3.66 bpw",
-    "IQ4_NL": "IQ4_NL - 4.5 bpw", "IQ4_XS": "IQ4_XS - 4.25 bpw",
-    "TQ1_0": "TQ1_0 - 1.69 bpw ternary", "TQ2_0": "TQ2_0 - 2.06 bpw ternary",
-    "MXFP4_MOE": "MXFP4 MoE",
-}  # fmt: skip
 
 
 def model_meta(found: Gguf) -> Mapping[str, int | str]:
     """Return the members of `meta` that do not need a running instance."""
-    file_type = _FILE_TYPES.get(found.quantisation, found.quantisation)
+    file_type = DESCRIPTIONS.get(found.quantisation, found.quantisation)
     kind, _, size = found.quantisation.rpartition("_")
     if kind.endswith("_K") and size in _SIZES:
         file_type = f"{kind} - {_SIZES[size]}"

@@ -1,7 +1,6 @@
 """Derives sizes of tensors and properties of layers from a GGUF header. Pure.
 
-Source of the tables: ggml.h (enum ggml_type), ggml-common.h (the blocks' structs), llama.h (enum
-llama_ftype); the tests compare them with gguf-py's constants.py.
+The tables of types are in `tensors.toml`.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
+from proxy.common.toml_text import table_beside
 from supervisor.models.gguf import Header, Tensor
 
 # Name, elements per block, bytes per block.
@@ -18,31 +18,15 @@ GgmlType = tuple[str, int, int]
 
 UNKNOWN: Final = ("unknown", 1, 0)
 
+_TABLES: Final = table_beside(__file__)
 GGML_TYPES: Final[Mapping[int, GgmlType]] = {
-    0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20),
-    6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 40),
-    10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144),
-    13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292),
-    16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98),
-    19: ("IQ1_S", 256, 50), 20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110),
-    22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136), 24: ("I8", 1, 1), 25: ("I16", 1, 2),
-    26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8), 29: ("IQ1_M", 256, 56),
-    30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66),
-    39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18),
-}  # fmt: skip
+    int(number): (name, elements, size_bytes)
+    for number, (name, elements, size_bytes) in _TABLES["ggml_types"].items()
+}
 _BYTES_BY_NAME: Final = {name: size_bytes for name, _, size_bytes in GGML_TYPES.values()}
 
-# By `general.file_type`.
-FILE_TYPES: Final[Mapping[int, str]] = (
-    dict(enumerate(("F32", "F16", "Q4_0", "Q4_1")))
-    | dict(enumerate(("Q8_0", "Q5_0", "Q5_1", "Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L"), start=7))
-    | dict(enumerate(("Q4_K_S", "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K"), start=14))
-    | dict(enumerate(("IQ2_XXS", "IQ2_XS", "Q2_K_S", "IQ3_XS", "IQ3_XXS", "IQ1_S"), start=19))
-    | dict(enumerate(("IQ4_NL", "IQ3_S", "IQ3_M", "IQ2_S", "IQ2_M", "IQ4_XS", "IQ1_M"), start=25))
-    | dict(enumerate(("BF16",), start=32))
-    | dict(enumerate(("TQ1_0", "TQ2_0", "MXFP4_MOE", "NVFP4", "Q1_0"), start=36))
-    | {1024: "GUESSED"}
-)
+FILE_TYPES: Final = {int(number): name for number, name in _TABLES["file_types"].items()}
+DESCRIPTIONS: Final[Mapping[str, str]] = _TABLES["descriptions"]
 
 
 def block_bytes(name: str) -> int:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from proxy.auth.keys_file import FILE_NAME as KEYS_FILE
+from proxy.common.toml_text import table_beside
 from proxy.common.toml_types import is_loopback
 from supervisor.builds.help import Flag, Flags, FlagValue, newest_flags, plain_name, recorded_flag
 from supervisor.errors import NoSuchModel, SettingsInvalid
@@ -89,37 +90,11 @@ _SWITCH_WORDS: Final = TRUE | _FALSE | {"auto"}
 _NUMBER: Final = re.compile(
     r"[+-]?(?:\d{1,18}|\d{0,15}\.\d{1,15})(?:e[+-]?\d{1,2})?", re.IGNORECASE
 )
-# Options for the model's place, the listening address and the API keys.
-_WORDS: Final = frozenset(
-    {"model", "host", "port", "hf-file", "ssl-key-file", "ssl-cert-file", "api-key-file"}
-    | {"models-dir"}
-)
+_TABLES: Final = table_beside(__file__)
+_WORDS: Final = frozenset[str](_TABLES["words"])
 _SECRET: Final = re.compile(r"key|token|secret|password", re.IGNORECASE)
-_DOWNLOADS: Final = {
-    "mmproj-url": "corral model get downloads a model with its projector",
-    "docker-repo": "models of Docker's registry are not fetched; set path to a GGUF file",
-    "hf-token": "corral model get reads the token from HF_TOKEN",
-}
-# The options that each of these stands for. Source: llama.cpp, common/arg.cpp.
-_FIM: Final = "--port 8012 -ub 1024 -b 1024 -c 0 --cache-reuse 256"
-_GPT_OSS: Final = (
-    "--port 8013 -ub 2048 -b 32768 -np 2 -c 262144 --temp 1 --top-p 1 --top-k 0 --min-p 0.01"
-)
-_CODER: Final = "ggml-org/Qwen2.5-Coder"
-_PRESETS: Final = {
-    "fim-qwen-1.5b-default": f"-hf {_CODER}-1.5B-Q8_0-GGUF {_FIM}",
-    "fim-qwen-3b-default": f"-hf {_CODER}-3B-Q8_0-GGUF {_FIM}",
-    "fim-qwen-7b-default": f"-hf {_CODER}-7B-Q8_0-GGUF {_FIM}",
-    "fim-qwen-7b-spec": f"-hf {_CODER}-7B-Q8_0-GGUF -hfd {_CODER}-0.5B-Q8_0-GGUF {_FIM}",
-    "fim-qwen-14b-spec": f"-hf {_CODER}-14B-Q8_0-GGUF -hfd {_CODER}-0.5B-Q8_0-GGUF {_FIM}",
-    "fim-qwen-30b-default": f"-hf ggml-org/Qwen3-Coder-30B-A3B-Instruct-Q8_0-GGUF {_FIM}",
-    "gpt-oss-20b-default": f"-hf ggml-org/gpt-oss-20b-GGUF {_GPT_OSS} --jinja",
-    "gpt-oss-120b-default": f"-hf ggml-org/gpt-oss-120b-GGUF {_GPT_OSS} --jinja",
-    "vision-gemma-4b-default": "-hf ggml-org/gemma-3-4b-it-qat-GGUF --port 8014 -c 0 --jinja",
-    "vision-gemma-12b-default": "-hf ggml-org/gemma-3-12b-it-qat-GGUF --port 8014 -c 0 --jinja",
-    "embd-gemma-default": "-hf ggml-org/embeddinggemma-300M-qat-q4_0-GGUF --port 8011 -ub 2048 "
-    "-b 2048 -np 32 -c 65536 --embedding",
-}
+_DOWNLOADS: Final[Mapping[str, str]] = _TABLES["downloads"]
+_PRESETS: Final[Mapping[str, str]] = _TABLES["presets"]
 
 
 @dataclass

@@ -10,6 +10,7 @@ from typing import Any, Final, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from proxy.common.toml_text import table_beside
 from proxy.request.variants import MARK
 from supervisor.errors import SettingsInvalid, did_you_mean
 from supervisor.plan.loras import LoraSettings
@@ -18,33 +19,7 @@ from supervisor.settings.tables import CATCH_ALL
 from supervisor.system.toml_file import brief
 
 # The new names of renamed settings, by the last part of their table.
-_RENAMED: Final = {
-    "proxy": {
-        "head_timeout_s": "header_timeout_s",
-        "hosts": "allowed_hosts",
-        "index_max": "prefix_index_max_blocks",
-        "keys_file": "api_keys_file",
-        "line_max": "queue_max",
-        "origins": "allowed_origins",
-        "patience_s": "queue_timeout_s",
-        "silence_timeout_s": "upstream_read_timeout_s",
-        "unread_timeout_s": "client_write_timeout_s",
-    },
-    "supervisor": {
-        "give_up_below": "abandon_load_below",
-        "keep_slots": "persist_slots",
-        "save_timeout_s": "slot_save_timeout_s",
-        "slots_budget": "slots_disk_budget",
-        "swap_wait_s": "eviction_wait_s",
-        "unwell_timeout_s": "unhealthy_timeout_s",
-    },
-    "restart": {
-        "base_s": "backoff_initial_s",
-        "breaker": "max_failures",
-        "cap_s": "backoff_max_s",
-        "half_life_s": "failure_half_life_s",
-    },
-}
+_RENAMED: Final = table_beside(__file__)
 _LINES_MAX: Final = 20
 _TYPE: Final = re.compile(r"\[key\]|constrained-[a-z]+|[a-z-]+\[.*\]", re.DOTALL)
 
