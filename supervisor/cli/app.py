@@ -12,7 +12,17 @@ from typer import Argument, BadParameter, Option, Typer
 
 from supervisor import __version__
 from supervisor.cli import app_requests, app_setup
-from supervisor.cli.options import Config, Json, Listen, ModelName, Models, Names, verb, word
+from supervisor.cli.options import (
+    Config,
+    Json,
+    Listen,
+    ModelName,
+    Models,
+    Names,
+    read_flag,
+    verb,
+    word,
+)
 from supervisor.errors import Interrupted
 from supervisor.output import CommandResult
 
@@ -53,13 +63,37 @@ def serve(
     return call(models, config, listen, None)
 
 
-@verb(run_commands, "start.start")
-def start(models: Models, config: Config = None, listen: Listen = None, wait: bool = True) -> None:
+@verb(run_commands)
+def start(  # noqa: PLR0913, PLR0917 (a command has its options)
+    models: Models,
+    ctx_size: Annotated[int | None, Option(min=0, metavar="TOKENS")] = None,
+    slots: Annotated[int | None, Option("--parallel", "--slots", min=1)] = None,
+    profile: Annotated[str | None, word("profile", "--profile")] = None,
+    flags: Annotated[list[str] | None, Option("--flag", metavar="NAME=VALUE")] = None,
+    save: bool = False,
+    config: Config = None,
+    listen: Listen = None,
+    wait: bool = True,
+) -> CommandResult:
     """Start models in the background; returns when they are ready.
 
     Args:
+        ctx_size: Context of all slots together.
+        slots: Requests at a time.
+        profile: Tuned flags: corral profile list.
+        flags: Any other flag of llama-server: threads=4. Repeat for more.
+        save: Keep these options and the models in corral.toml; otherwise until the daemon stops.
         wait: Return only when the models are ready.
     """
+    from supervisor.cli.start import start as call
+
+    named = {"ctx-size": ctx_size, "parallel": slots}
+    own = {**named, **dict(map(read_flag, flags or ()))}
+    given = {key: value for key, value in own.items() if value is not None}
+    changes = {key: value for key, value in {"profile": profile, "flags": given}.items() if value}
+    if (changes or save) and not models:
+        raise BadParameter("name the models that these options are for")
+    return call(models, config, listen, wait=wait, changes=changes, save=save)
 
 
 @verb(run_commands)

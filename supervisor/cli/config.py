@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -168,6 +168,20 @@ def set_value(key: str, value: str, config: Path | None) -> CommandResult:
         return _first_valid((settings_edit.with_value(text, parts, m) for m in meanings), path)
 
     return _write(path, edit, parts)
+
+
+def write_values(values: Mapping[tuple[str, ...], object], config: Path | None) -> tuple[str, ...]:
+    """Set several values at once; creates the file if there is none. Return what was written."""
+    path = _file(config) or directories().config / FILE_NAME
+
+    def edit(text: str) -> settings_edit.Edit:
+        lines: tuple[str, ...] = ()
+        for key, value in values.items():
+            text, line = settings_edit.with_value(text, key, value)
+            lines += line
+        return _first_valid([(text, lines)], path)
+
+    return tuple(f"{path}: {line}" for line in settings_edit.write_file(path, edit))
 
 
 def unset_value(key: str, config: Path | None) -> CommandResult:

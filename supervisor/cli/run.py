@@ -158,7 +158,7 @@ _HELP: Final = f"""\
 /clear                begin another conversation
 /bye, Ctrl-D          end
 Ctrl-C                stop the answer, or discard the input
-Alt-Enter, Ctrl-J     a new line; so is a pasted one, and Enter between \"\"\" and \"\"\"
+Alt-Enter             a new line; so is a pasted one, and Enter between \"\"\" and \"\"\"
 Up, Down, Ctrl-R      earlier input
 The path of an image in a message sends the image."""
 _WORDS: Final = ["/help", "/explain", "/clear", "/bye", "/set", *(f"/set {n}" for n in OPTIONS)]
@@ -261,8 +261,8 @@ def _input_line() -> PromptSession[str]:
         else:
             buffer.validate_and_handle()
 
+    # Not Ctrl-J too: Enter that is typed during an answer arrives as that.
     @keys.add("escape", "enter")
-    @keys.add("c-j")
     def begin_line(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
 

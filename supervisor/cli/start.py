@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -17,12 +18,13 @@ import filelock
 from supervisor import errors
 from supervisor.cli.serve import settings_options, spawn_daemon
 from supervisor.cli.status import reductions
-from supervisor.cli.targets import additional_models
+from supervisor.cli.targets import additional_models, choose
 from supervisor.daemon import control_messages as messages
 from supervisor.daemon.control_client import Client
-from supervisor.daemon.model_commands import follow, resolve_running, unknown_words
+from supervisor.daemon.model_commands import follow, resolve_running, running_status, unknown_words
 from supervisor.engine.prompts import read
 from supervisor.output import CommandResult, colored, describe, table
+from supervisor.plan.loras import absolute
 from supervisor.system.daemon_lock import read_owner
 from supervisor.system.paths import Directories, directories
 
@@ -93,26 +95,61 @@ _POLL_S: Final = 0.05
 
 
 def start(
-    models: Sequence[str], config: Path | None, listen: str | None, *, wait: bool
+    models: Sequence[str],
+    config: Path | None,
+    listen: str | None,
+    *,
+    wait: bool,
+    changes: Mapping[str, Any],
+    save: bool,
 ) -> CommandResult:
     """Start models; starts a daemon in the background if none runs, otherwise adds missing models.
 
-    Raises DaemonBusy if the running daemon has another settings file or address than requested.
-    A new daemon is stopped if no model is ready, unless a model waits for an RPC worker.
+    Changes of the models' settings hold until the daemon ends; `save` writes them and the models to
+    corral.toml too. Raises DaemonBusy if the running daemon has another settings file or address
+    than requested. A new daemon is stopped if no model is ready, unless a model waits for an RPC
+    worker.
     """
+    if flags := changes.get("flags"):
+        changes = {**changes, "flags": absolute(flags, Path.cwd())}
     where = directories()
     client = Client(where.control_socket)
-    try:
-        status = client.status()
-    except errors.NotRunning:
+    status = running_status()
+    if status is None:
+        saved = _save(models, config, changes, where) if save else ()
         try:
             names = spawn_daemon(models, settings_options(config, listen), where)
         except errors.DaemonBusy:
             status = _await_status(client)
         else:
-            return _start_first(client, names, where, wait=wait)
+            result = _start_first(client, names, where, changes, wait=wait)
+            return replace(result, notes=(*saved, *result.notes))
     check_same(status, config, listen)
-    return command_adding(client, "start", models, status, wait=wait)
+    used = Path(status.config) if status.config else config
+    saved = _save(models, used, changes, where) if save else ()
+    result = command_adding(
+        client, "start", models, status, wait=wait, changes=changes, is_kept=save
+    )
+    return replace(result, notes=(*saved, *result.notes))
+
+
+def _save(
+    words: Sequence[str], config: Path | None, changes: Mapping[str, Any], where: Directories
+) -> tuple[str, ...]:
+    """Write models and changes of their settings to the settings file; return its new lines."""
+    # It imports tomlkit, which takes 30 ms.
+    from supervisor.cli.config import write_values
+
+    targets = choose(words, config, where)
+    values: dict[tuple[str, ...], Any] = {}
+    for name in targets.names:
+        if targets.loaded.origins.get(f"models.{name}.path") not in {"file", "environment"}:
+            values["models", name, "path"] = str(targets.loaded.settings.models[name].path)
+        if "profile" in changes:
+            values["models", name, "profile"] = changes["profile"]
+        for flag, value in changes.get("flags", {}).items():
+            values["models", name, "flags", flag] = value
+    return write_values(values, config) if values else ()
 
 
 def check_same(status: messages.DaemonStatus, config: Path | None, listen: str | None) -> None:
@@ -141,8 +178,15 @@ def load(models: Sequence[str]) -> CommandResult:
     return command_adding(client, "load", models, client.status(), wait=True)
 
 
-def command_adding(
-    client: Client, verb: str, words: Sequence[str], status: messages.DaemonStatus, *, wait: bool
+def command_adding(  # noqa: PLR0913 (as start)
+    client: Client,
+    verb: str,
+    words: Sequence[str],
+    status: messages.DaemonStatus,
+    *,
+    wait: bool,
+    changes: Mapping[str, Any] = MappingProxyType({}),
+    is_kept: bool = False,
 ) -> CommandResult:
     """Run a command on models; adds models that the daemon does not have."""
     added: Mapping[str, Mapping[str, Any]] = {}
@@ -150,9 +194,11 @@ def command_adding(
         added = additional_models(unknown, status, directories())
         follow(client.add_models(added))
         status = client.status()
-    result = command(client, verb, resolve_running(words, status), wait=wait)
+    names = resolve_running(words, status)
+    _change(client, names, changes)
+    result = command(client, verb, names, wait=wait)
     notes = []
-    for name, settings in added.items():
+    for name, settings in () if is_kept else added.items():
         # It imports tomlkit, which takes 30 ms.
         from supervisor.settings.edit import key_text
 
@@ -161,10 +207,22 @@ def command_adding(
     return replace(result, notes=(*result.notes, *notes))
 
 
+def _change(client: Client, names: Sequence[str], changes: Mapping[str, Any]) -> None:
+    """Change the settings of models; raises the error of a running model that did not restart."""
+    if changes and (failures := follow(client.change_models(names, changes)).failures):
+        raise errors.join_errors([*map(errors.from_json, failures)])
+
+
 def _start_first(
-    client: Client, names: Sequence[str], where: Directories, *, wait: bool
+    client: Client,
+    names: Sequence[str],
+    where: Directories,
+    changes: Mapping[str, Any],
+    *,
+    wait: bool,
 ) -> CommandResult:
     try:
+        _change(client, names, changes)
         return command(client, "start", names, wait=wait)
     except errors.Interrupted:
         raise

@@ -147,6 +147,12 @@ class Client:
     def add_models(self, models: Mapping[str, Any]) -> Stream[messages.ReloadReport]:
         """Serve further models until the daemon ends, by tables `[models.NAME]`; loads none."""
 
+    @_operation("POST", "/v1/models/change", "reloaded", "progress")
+    def change_models(
+        self, models: Sequence[str], settings: Mapping[str, Any]
+    ) -> Stream[messages.ReloadReport]:
+        """Apply settings of `[models.NAME]` to these models until the daemon ends; starts none."""
+
     @_operation("POST", "/v1/slots/save", "slots", "waiting")
     def save_slots(self, models: Sequence[str]) -> Stream[list[messages.SavedSlot]]:
         """Save the idle slots of models, all if none is named; return all saved slots."""

@@ -67,6 +67,13 @@ class DaemonService:
     ) -> asyncio.Task[messages.ReloadReport | CorralError]:
         return self._fleet.spawn(_reload_report(self._parts.reload.add(read_models(models))))
 
+    def change_models(
+        self, models: list[str], settings: dict[str, Any]
+    ) -> asyncio.Task[messages.ReloadReport | CorralError]:
+        # Only the settings that are given are used; the path makes it a whole table.
+        tables = {name: {"path": "unused.gguf", **settings} for name in models}
+        return self._fleet.spawn(_reload_report(self._parts.reload.change(read_models(tables))))
+
     def save_slots(self, models: list[str]) -> asyncio.Task[list[messages.SavedSlot]]:
         replicas = self._fleet.selected_replicas(models)
 

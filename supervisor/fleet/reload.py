@@ -40,7 +40,7 @@ from supervisor.fleet.model import Replica
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.fleet.replace import Replacer, ReplicaFailure, start_failure
 from supervisor.plan.plan import Plan
-from supervisor.settings.load import Loaded, restart_changes
+from supervisor.settings.load import Loaded, changed_model, restart_changes
 from supervisor.settings.schema import ModelSettings, Settings
 
 # Checks a part of new settings, raising CorralError; returns what applies it.
@@ -200,6 +200,7 @@ class Reload:
     _replacer: Replacer
     _applying: Callable[[], AbstractContextManager[None]] = nullcontext
     _added: dict[str, ModelSettings] = field(factory=dict, init=False)
+    _changed: dict[str, ModelSettings] = field(factory=dict, init=False)
     _lock: asyncio.Lock = field(factory=asyncio.Lock, init=False)
     _is_scheduled: bool = field(default=False, init=False)
     _woken: asyncio.Event = field(factory=asyncio.Event, init=False)
@@ -221,8 +222,33 @@ class Reload:
         return self._begin_task(lambda: self.run(dry_run=dry_run))
 
     def add(self, models: Mapping[str, ModelSettings]) -> asyncio.Task[ReloadResult | CorralError]:
-        """Begin to serve more models, after a running reload; otherwise as `start`."""
-        return self._begin_task(lambda: self._add(models))
+        """Begin to serve more models until the daemon ends, after a running reload.
+
+        The settings are not read again. Later reloads keep these models, unless the settings file
+        has a model of the same name. Raises as `start`.
+        """
+        keep = partial(self._added.update, models)
+        return self._begin_task(
+            lambda: self._apply_now(lambda: self.loaded.with_models(models), lambda _: keep, models)
+        )
+
+    def change(
+        self, changes: Mapping[str, ModelSettings]
+    ) -> asyncio.Task[ReloadResult | CorralError]:
+        """Begin to change models until the daemon ends, after a running reload; otherwise as `add`.
+
+        Later reloads keep the changes.
+        """
+
+        def keep() -> None:
+            for name, change in changes.items():
+                self._changed[name] = changed_model(self._changed.get(name, change), change)
+
+        return self._begin_task(
+            lambda: self._apply_now(
+                lambda: self.loaded.with_changes(changes), lambda _: keep, changes
+            )
+        )
 
     def schedule(self) -> None:
         self._is_scheduled = True
@@ -284,15 +310,10 @@ class Reload:
         """Apply the present plan of one model; the settings are not read again."""
         return await self._apply(lambda: self.loaded, (), only=[model])
 
-    async def _add(self, models: Mapping[str, ModelSettings]) -> ReloadResult | CorralError:
-        """Serve more models until the daemon ends; the settings are not read again.
-
-        Later reloads keep them, unless the settings file has a model of the same name.
-        """
-        keep = partial(self._added.update, models)
-        done = await self._apply(
-            lambda: self.loaded.with_models(models), [lambda _: keep], only=models
-        )
+    async def _apply_now(
+        self, read: Callable[[], Loaded], prepare: Prepare, only: Collection[str]
+    ) -> ReloadResult | CorralError:
+        done = await self._apply(read, [prepare], only=only)
         if isinstance(done, ReloadResult):
             self._report(done)
         return done
@@ -336,7 +357,9 @@ class Reload:
 
     def _read_again(self) -> Loaded:
         """Read the settings. Without a file they stay, but changes such as a new engine apply."""
-        return self._read().with_models(self._added) if self.loaded.path else self.loaded
+        if not self.loaded.path:
+            return self.loaded
+        return self._read().with_models(self._added).with_changes(self._changed)
 
     async def _perform(
         self, difference: Difference, planner: LaunchPlanner, plans: Plans

@@ -52,6 +52,27 @@ class Loaded:
             raise refusal(problems, lambda _: "")
         return replace(self, settings=self.settings.model_copy(update={"models": both}))
 
+    def with_changes(self, changes: Mapping[str, ModelSettings]) -> Loaded:
+        """Apply the settings that are given for known models; flags are merged, a path is not used.
+
+        Raises SettingsInvalid: the settings contradict each other.
+        """
+        known = self.settings.models
+        changed = {
+            name: changed_model(known[name], changes[name]) for name in changes if name in known
+        }
+        models = {**known, **changed}
+        settings = self.settings.model_copy(update={"models": models})
+        if problems := list(conflicts(settings)):
+            raise refusal(problems, lambda _: "")
+        return replace(self, settings=settings)
+
+
+def changed_model(model: ModelSettings, change: ModelSettings) -> ModelSettings:
+    """Return a model with the settings that are given in `change`, except a path."""
+    given = {key: getattr(change, key) for key in change.model_fields_set - {"path"}}
+    return model.model_copy(update={**given, "flags": {**model.flags, **change.flags}})
+
 
 def load(
     config: Path | None = None,

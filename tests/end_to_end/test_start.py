@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import psutil
@@ -177,3 +178,51 @@ def test_ctrl_c_before_the_daemon_answers_ends_it(corral: CorralCli) -> None:
     assert start.returncode == 130
     assert "stopped before the daemon answered; it ends" in said
     until(lambda: not psutil.pid_exists(int(begun.read_text())))
+
+
+def test_options_of_a_start_hold_until_the_daemon_ends(corral: CorralCli, models: Path) -> None:
+    corral.configure(f"[models.a]\npath = '{models}/a.gguf'\nflags = {{ threads = 1 }}\n")
+
+    def sizes(name: str) -> tuple[int | None, int]:
+        model = next(model for model in corral.status().models if model.name == name)
+        return model.ctx_size, model.slots
+
+    corral.ok("start", "a", "--ctx-size", "512", "--slots", "2", "--flag", "batch-size=64")
+    assert sizes("a") == (512, 2)
+    (argv,) = corral.engine_argvs()
+    assert argv[argv.index("--threads") + 1] == "1"
+    assert argv[argv.index("--batch-size") + 1] == "64"
+    pid = corral.daemon_pid
+    corral.ok("start", "a", "--parallel", "1", "--profile", "low-latency")
+    assert (sizes("a"), corral.status().models[0].profile) == ((512, 1), "low-latency")
+    assert corral.data("reload")["kept"] == ["a.0"]
+    corral.ok("start", str(models / "b.gguf"), "--ctx-size", "256", "--slots", "1")
+    assert sizes("b") == (256, 1)
+    assert corral.daemon_pid == pid
+    corral.ok("stop")
+    corral.ok("start", "a")
+    assert sizes("a") != (512, 1)
+    assert "name the models" in corral("start", "--slots", "2").stderr
+    wrong = corral("start", "a", "--profile", "low-latncy")
+    assert (wrong.returncode, "did you mean low-latency?" in wrong.stderr) == (78, True)
+
+
+def test_saved_options_are_in_the_settings_file(corral: CorralCli, models: Path) -> None:
+    corral.configure("# mine\n")
+    file = corral.root / "config" / "corral.toml"
+    words = ("--ctx-size", "512", "--slots", "2", "--profile", "low-latency", "--save")
+    first = corral("start", str(models / "a.gguf"), *words)
+    assert first.returncode == 0, first.stderr
+    assert f"{file}: models.a.path = " in first.stderr
+    second = corral("start", str(models / "b.gguf"), "--slots", "1", "--save")
+    assert "to keep it" not in second.stderr
+    assert set(corral.data("reload")["kept"]) == {"a.0", "b.0"}
+    settings = tomllib.loads(file.read_text("utf-8"))["models"]
+    flags = {"ctx-size": 512, "parallel": 2}
+    assert settings["a"] == {
+        "path": str(models / "a.gguf"),
+        "profile": "low-latency",
+        "flags": flags,
+    }
+    assert settings["b"] == {"path": str(models / "b.gguf"), "flags": {"parallel": 1}}
+    assert file.read_text("utf-8").startswith("# mine")
