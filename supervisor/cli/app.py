@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Literal
 
 import typer
 from typer import Argument, BadParameter, Option, Typer
+from typer.core import TyperGroup
 
 from supervisor import __version__
 from supervisor.cli import app_requests, app_setup
@@ -190,7 +193,9 @@ def status() -> None:
 def ui(
     no_browser: Annotated[bool, Option("--no-browser", "--print")] = False, as_json: Json = False
 ) -> None:
-    """Open the dashboard in the browser, signed in: models, requests, logs, a chat.
+    """Open the dashboard in the browser, signed in.
+
+    It shows models, requests, caches, usage and logs, and has a chat.
 
     Args:
         no_browser: Print the link instead of opening it.
@@ -203,10 +208,11 @@ def top(
     interval_s: Annotated[float, Option("--interval", min=0.2, max=60, metavar="S")] = 1.0,
     as_json: Json = False,
 ) -> None:
-    """Show models and the requests in flight, refreshed every second; select and cancel requests.
+    """Show models and the requests in flight, refreshed every second.
 
-    Keys: j, k or arrows select; x cancels; a, m, t, n, c, p sort by age, model, tokens per second,
-    tokens, client, phase (again: reversed); q quits. Without a terminal it prints one frame.
+    Keys: j, k or arrows select a request; x cancels it; a, m, t, n, c, p sort by age, model,
+    tokens per second, tokens, client, phase (again: reversed); q quits. Without a terminal it
+    prints one frame.
 
     Args:
         once: Print one frame and exit.
@@ -242,7 +248,10 @@ def events(as_json: Annotated[bool, Option("--json")] = False) -> None:
 
 @verb(run_commands, "start.warm")
 def warm(model: ModelName, file: Path) -> None:
-    """Prefill a prompt on a running model: a system prompt, or a chat request in .json."""
+    """Prefill a prompt on a running model, so that it is in the cache.
+
+    The file is a system prompt, or a chat request in .json.
+    """
 
 
 service_commands = Typer(
@@ -288,7 +297,7 @@ def service_show(
     config: Config = None,
     kind: Annotated[Literal["systemd", "launchd", "windows"] | None, Option("--format")] = None,
 ) -> None:
-    """Print the units, a launch agent or a note for Windows; install nothing.
+    """Print the units, a launch agent or a note for Windows.
 
     Args:
         kind: Unset: for this system. launchd and windows are untested.
@@ -308,7 +317,7 @@ def doctor(config: Config = None) -> None:
 
 @verb(measure_commands, "plan.plan")
 def plan(model: ModelName, config: Config = None) -> None:
-    """Show the exact llama-server command for a model, and the origin of each flag."""
+    """Show the llama-server command of a model, with its reasons."""
 
 
 @verb(measure_commands)
@@ -319,7 +328,7 @@ def explain(
     rules: Annotated[list[str] | None, Option("--rule", metavar="RULE")] = None,
     capture_file: Annotated[Path | None, Option("--capture", metavar="FILE")] = None,
 ) -> CommandResult:
-    """Show why a request took so long, and why its prompt was not in the cache.
+    """Show why a request took so long, or missed the cache.
 
     With --client: what a client changes in its prompts, what that costs, and the prompt rules that
     undo it. With --capture and --rule: a prompt of `corral capture`, before and after.
@@ -356,11 +365,11 @@ def bench(  # noqa: PLR0913, PLR0917 (a command has its options)
     report: Annotated[Path | None, Option(metavar="FILE.html")] = None,
     config: Config = None,
 ) -> None:
-    """Measure a model under several profiles, side by side, on engines of its own.
+    """Measure a model under several profiles, side by side.
 
-    Without --profiles: llama-server's own defaults against the model's profile. Each round starts
-    every variant once, in another order. A running daemon is not disturbed. Ctrl-C keeps the
-    results so far (exit code 130).
+    It starts engines of its own; a running daemon is not disturbed. Without --profiles:
+    llama-server's own defaults against the model's profile. Each round starts every variant once,
+    in another order. Ctrl-C keeps the results so far (exit code 130).
 
     Args:
         model: A name from corral.toml, or a GGUF.
@@ -379,10 +388,10 @@ def bench(  # noqa: PLR0913, PLR0917 (a command has its options)
 def trial(
     model: Annotated[str | None, word("model")] = None, apply: bool = False, end: bool = False
 ) -> CommandResult:
-    """Show the figures of a live trial of another profile; --apply or --end finishes the trial.
+    """Show the figures of a live trial of another profile.
 
-    Both change corral.toml, keep its comments, write a backup beside it, and reload. No answer is
-    cut.
+    --apply or --end finishes the trial. Both change corral.toml, keep its comments, write a backup
+    beside it, and reload. No answer is cut.
 
     Args:
         model: A model with a trial; none means all.
@@ -400,7 +409,7 @@ def trial(
 def balance(
     model: Annotated[str | None, word("model")] = None, apply: bool = False, undo: bool = False
 ) -> CommandResult:
-    """Show how long each worker of a split model takes, and which layers should move.
+    """Show the times of a split model's workers, and layers to move.
 
     --apply stores the new split in a file of the daemon. Requests wait while the model loads.
 
@@ -447,8 +456,53 @@ def tune(  # noqa: PLR0913, PLR0917 (a command has its options)
     return command.tune(model, config, goal, minutes, seed, force=force)
 
 
+# The commands of `corral --help`, in the order in which people meet them.
+GROUPS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "Use it": ("run", "start", "stop", "status", "ui", "connect"),
+        "Models": ("model", "load", "unload", "restart", "warm", "engine"),
+        "Look": ("top", "requests", "explain", "logs", "events", "slots", "usage", "record"),
+        "Tune": ("plan", "profile", "bench", "tune", "trial", "capture", "replay"),
+        "Operate": (
+            *("serve", "init", "import", "config", "reload", "service"),
+            *("key", "hooks", "batch", "doctor", "report"),
+        ),
+        "Machines": ("worker", "balance"),
+    }
+)
+_LINE_MAX: Final = 80
+
+
+class _GroupedCommands(TyperGroup):
+    """Lists the commands in groups, each with the whole first sentence of its help."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        width = max(map(len, self.commands))
+        for title, names in GROUPS.items():
+            found = (command for name in names if (command := self.get_command(ctx, name)))
+            rows = [
+                ((command.name or "").ljust(width), command.get_short_help_str(_LINE_MAX))
+                for command in found
+            ]
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
+# Click keeps the lines of a paragraph that begins with a backspace.
+_HELP: Final = """Run llama.cpp's llama-server well.
+
+\b
+corral run smollm2          chat in the terminal
+corral start smollm2        serve OpenAI, Anthropic and Ollama clients
+corral model get smollm2    fetch this small model; any GGUF file does too
+"""
+
 app = Typer(
     name="corral",
+    cls=_GroupedCommands,
+    help=_HELP,
+    epilog="Exit codes: 0 success, 1 failure, 2 usage error, 3 not running, 4 no such model, "
+    "69 daemon or machine busy, 78 invalid settings, 130 interrupted.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -493,20 +547,4 @@ def _corral(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Run llama.cpp's llama-server well.
-
-    Examples:
-
-      corral model get smollm2              fetch the demo model
-
-      corral start smollm2                  serve it in the background
-
-      corral start ~/models/qwen3.gguf      serve any GGUF file
-
-      corral status                         state, load and speed
-
-      corral stop                           finish running requests, then stop
-
-    Exit codes: 0 success, 1 failure, 2 usage error, 3 not running, 4 no such model,
-    69 daemon or machine busy, 78 invalid settings, 130 interrupted.
-    """  # noqa: D412 (as it is shown)
+    """Take the options of `corral` itself."""

@@ -69,7 +69,7 @@ def requests_forget(
     model: Annotated[str | None, word("model", "--model", "-m")] = None,
     everything: Annotated[bool, Option("--all")] = False,
 ) -> None:
-    """Delete the stored records of ended requests; works without a daemon.
+    """Delete the records of ended requests.
 
     Args:
         model: The model.
@@ -94,7 +94,9 @@ def capture(
     max_requests: Annotated[int | None, Option(min=1)] = None,
     stop: bool = False,
 ) -> CommandResult:
-    """Record the requests to a model and their responses; without options, show the capture.
+    """Record the requests to a model and their responses.
+
+    Without options: show the running capture.
 
     The file has prompts and answers, for you alone (mode 0600), and no keys. The capture ends with
     this command (Ctrl-C), at the first of its limits, or with the daemon. `corral replay` plays it.
@@ -142,7 +144,9 @@ def replay(  # noqa: PLR0913, PLR0917 (a command has its options)
     model: Annotated[str | None, word("model", "--model")] = None,
     config: Config = None,
 ) -> CommandResult:
-    """Play the requests of a capture with other settings or another build, on an engine of its own.
+    """Play a capture with other settings or another build.
+
+    It starts an engine for that.
 
     Greedy, with one seed. Shows speed, cache use, and the first token that differs in each answer.
     Answers are compared with the captured ones if those were greedy; otherwise the model's present
@@ -176,7 +180,9 @@ def report(
     with_prompts: bool = False,
     config: Config = None,
 ) -> None:
-    """Write one archive for a bug report: versions, checks, plans, settings, logs and figures.
+    """Write one archive for a bug report.
+
+    It has versions, checks, plans, settings, logs and figures.
 
     It has no keys, no prompts and no answers, and neither your name nor your home directory. Works
     without a daemon, and with invalid settings.
@@ -216,7 +222,7 @@ def slots_forget(
     conversation: Annotated[str | None, Option("--conversation", "-c", metavar="NAME")] = None,
     request: Annotated[str | None, Option(metavar="ID")] = None,
 ) -> None:
-    """Delete saved conversations and learned prompts, or one conversation everywhere.
+    """Delete saved conversations and learned prompts.
 
     Works without a daemon, except with --request.
 
@@ -230,7 +236,9 @@ def slots_forget(
 
 @verb(slots_commands, "key.new")
 def slots_new_key(file: Annotated[Path | None, Argument()] = None, config: Config = None) -> None:
-    """Create a key that encrypts saved conversations; added to a file that has keys already.
+    """Create a key that encrypts saved conversations.
+
+    It is added to a file that has keys already.
 
     Args:
         file: Unset: the file in the settings, or slots.key beside them.
@@ -249,7 +257,9 @@ Output = Annotated[
 
 @verb(batch_commands, "batch.run")
 def batch_run(file: Annotated[Path, Argument(metavar="FILE.jsonl")], output: Output = None) -> None:
-    """Compute a file of requests in OpenAI's batch format, and write the results beside it.
+    """Compute a file of requests in OpenAI's batch format.
+
+    The results are written beside it.
 
     Exits with 1 if a line failed. After Ctrl-C the batch continues; a second Ctrl-C cancels it. If
     the daemon needs an API key, it is read from CORRAL_API_KEY.
@@ -286,7 +296,7 @@ def usage(
     as_csv: Annotated[bool, Option("--csv")] = False,
     as_json: Json = False,
 ) -> CommandResult:
-    """Show the tokens, slot time and processor time that each API key used.
+    """Show the tokens and the time that each API key used.
 
     Works without a daemon. CACHED tokens were taken from a cache instead of being computed.
 
@@ -312,7 +322,7 @@ record_commands = Typer(
 
 @verb(record_commands, "history.show_recorded")
 def record_show() -> None:
-    """Show how many requests of each model are recorded: figures only, no text."""
+    """Show how many requests of each model are recorded."""
 
 
 @verb(record_commands, "history.forget_recorded")

@@ -14,7 +14,7 @@ setup_commands = Typer()
 
 @verb(setup_commands, "init.init")
 def init(models: Models, force: bool = False, config: Config = None) -> None:
-    """Write a commented corral.toml for this machine and the models that are stored here.
+    """Write a commented corral.toml for this machine and its models.
 
     Args:
         force: Replace a settings file; a backup is kept.
@@ -30,7 +30,9 @@ def import_settings(
     write: bool = False,
     config: Config = None,
 ) -> None:
-    """Turn settings of other programs into corral.toml, and list what has no equivalent.
+    """Turn settings of other programs into corral.toml.
+
+    Lists the settings that have no equivalent.
 
     Args:
         source: A llama-swap YAML, a router preset (.ini), a Modelfile, a file with a command; -
@@ -49,7 +51,7 @@ def connect(
     undo: bool = False,
     check: Annotated[bool, Option("--check/--no-check")] = True,
 ) -> CommandResult:
-    """Show a client's settings for the running daemon, write them, or remove them again.
+    """Show, write or remove the settings of a client program.
 
     Args:
         client: A client program; none lists them.
@@ -81,12 +83,17 @@ SettingKey = Annotated[str, word("setting", help="A dotted key, as proxy.listen.
 
 @verb(config_commands, "config.check")
 def config_check(config: Config = None) -> None:
-    """Check the settings and plan every model, without starting anything."""
+    """Check the settings and plan every model; start nothing."""
 
 
 @verb(config_commands, "config.show_settings")
 def config_show(config: Config = None) -> None:
     """Show the value and origin of every setting."""
+
+
+@verb(config_commands, "config.get_value")
+def config_get(key: SettingKey, config: Config = None) -> None:
+    """Print the value of one setting, or of a table of them."""
 
 
 @verb(config_commands, "config.paths")
@@ -96,7 +103,9 @@ def config_path(config: Config = None) -> None:
 
 @verb(config_commands, "config.set_value")
 def config_set(key: SettingKey, value: str, config: Config = None) -> None:
-    """Set one value in corral.toml; its comments stay, and invalid settings are refused.
+    """Set one value in corral.toml; its comments stay.
+
+    Invalid settings are refused.
 
     Args:
         value: A TOML value, or a text without quotes.
@@ -110,7 +119,7 @@ def config_unset(key: SettingKey, config: Config = None) -> None:
 
 @verb(config_commands, "config.schema")
 def config_schema(write: bool = False, config: Config = None) -> None:
-    """Show the JSON Schema of corral.toml, with the meaning of every setting.
+    """Show the JSON Schema of corral.toml.
 
     Args:
         write: Write it beside corral.toml, and name it in corral.toml for editors.
@@ -134,9 +143,9 @@ def key_add(  # noqa: PLR0913, PLR0917 (a command has its options)
     max_context: Annotated[int | None, Option(min=1)] = None,
     config: Config = None,
 ) -> CommandResult:
-    """Create a random API key, print it once, and store only its SHA-256.
+    """Create a random API key, and print it once.
 
-    A running daemon accepts it within a second.
+    Only its SHA-256 is stored. A running daemon accepts it within a second.
 
     Args:
         name: Its name in logs and limits.
@@ -189,7 +198,7 @@ def hooks(config: Config = None) -> None:
 
 @verb(hooks_commands, "key.try_hook")
 def hooks_test(hook: Annotated[str, word("hook", metavar="HOOK")], config: Config = None) -> None:
-    """Run the commands of a hook with an example event, and show what they print.
+    """Run the commands of a hook with an example event.
 
     Args:
         hook: As model_loaded.
@@ -238,7 +247,7 @@ def engine_path(config: Config = None) -> None:
 def engine_help(
     name: Annotated[str | None, Argument(metavar="FLAG")] = None, config: Config = None
 ) -> None:
-    """Show the options of the llama-server in use, read from its --help.
+    """Show the options of the llama-server in use.
 
     Args:
         name: One flag; none means all.
@@ -264,7 +273,9 @@ def engine_build(
     jobs: Annotated[int | None, Option(min=1)] = None,
     config: Config = None,
 ) -> None:
-    """Compile a build for this processor from its sources, with cmake and a C++ compiler.
+    """Compile a build for this processor from its sources.
+
+    It needs cmake and a C++ compiler.
 
     Args:
         wanted: Such as b11434, or newest.
@@ -274,17 +285,23 @@ def engine_build(
 
 @verb(engine_commands, "engine.update")
 def engine_update(wanted: Wanted = "stable", config: Config = None) -> None:
-    """Install the newest release and use it; `rollback` returns to the previous build."""
+    """Install the newest release and use it; rollback undoes that."""
 
 
 @verb(engine_commands, "engine.use")
 def engine_use(name: Build, config: Config = None) -> None:
-    """Use an installed build from each model's next start; `corral reload` applies it at once."""
+    """Use an installed build from each model's next start.
+
+    corral reload applies it at once.
+    """
 
 
 @verb(engine_commands, "engine.rollback")
 def engine_rollback(config: Config = None) -> None:
-    """Use the previous build; each further rollback returns to the build before that."""
+    """Use the previous build.
+
+    Each further rollback returns to the build before that.
+    """
 
 
 @verb(engine_commands, "engine.remove")
@@ -302,11 +319,11 @@ def engine_canary(  # noqa: PLR0913, PLR0917 (a command has its options)
     promote: bool = False,
     withdraw: bool = False,
 ) -> CommandResult:
-    """Try another build on a share of a model's conversations; without options, show the figures.
+    """Try another build on a share of a model's conversations.
 
-    One replica of the model runs it. A crash, more errors, or less speed than the margin allows
-    withdraw it. At the end of --for it is promoted if the figures exclude all that: every replica
-    moves to it, and corral.toml keeps it. No answer is cut.
+    Without options: show the figures. One replica of the model runs it. A crash, more errors, or
+    less speed than the margin allows withdraw it. At the end of --for it is promoted if the figures
+    exclude all that: every replica moves to it, and corral.toml keeps it. No answer is cut.
 
     Args:
         build: An installed build, or the path of a llama-server.
@@ -372,7 +389,7 @@ def model_search(
 
 @verb(model_commands, "model.list_models")
 def model_list(config: Config = None) -> None:
-    """List the models on this machine, wherever they are stored, and their sizes.
+    """List the models on this machine, wherever they are stored.
 
     Searches our own directory, those of `models_dir`, the Hugging Face cache, and the stores of
     llama.cpp, LM Studio and Ollama. `corral start NAME` serves any of them.
@@ -386,7 +403,7 @@ def model_show(file: str) -> None:
 
 @verb(model_commands, "model.remove")
 def model_remove(name: str, yes: Yes = False, config: Config = None) -> None:
-    """Delete a downloaded model, unless an engine serves it or another program keeps it.
+    """Delete a downloaded model, unless something uses it.
 
     Args:
         name: A name of `corral model list`.
@@ -395,7 +412,7 @@ def model_remove(name: str, yes: Yes = False, config: Config = None) -> None:
 
 @verb(model_commands, "model.prune")
 def model_prune(dry_run: bool = False, yes: Yes = False, config: Config = None) -> None:
-    """Delete unfinished downloads, and files of models that nothing uses.
+    """Delete unfinished downloads, and models that nothing uses.
 
     Args:
         dry_run: Show, and delete nothing.

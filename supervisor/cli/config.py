@@ -8,12 +8,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 
 from proxy.common.toml_text import parse_toml
 from supervisor.backend.proxy_settings import check_proxy_settings, read_nodes
-from supervisor.errors import CorralError, SettingsInvalid, access_denied, join_errors
+from supervisor.errors import (
+    CorralError,
+    SettingsInvalid,
+    access_denied,
+    did_you_mean,
+    join_errors,
+)
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.output import CommandResult, table
 from supervisor.plan import profile as profiles
@@ -138,6 +145,28 @@ def show_settings(config: Path | None) -> CommandResult:
     rows = [(key, str(value), loaded.origins.get(key, "default")) for key, value in values.items()]
     data = {key: {"value": values[key], "origin": origin} for key, _, origin in rows}
     return CommandResult(data, table(("SETTING", "VALUE", "FROM"), rows))
+
+
+def get_value(key: str, config: Path | None) -> CommandResult:
+    """Print a text as it is, and other values as TOML; raises SettingsInvalid."""
+    value: Any = load(config).settings.model_dump(mode="json")
+    for depth, part in enumerate(parts := settings_edit.key_parts(key)):
+        if not isinstance(value, Mapping) or part not in value:
+            names = value if isinstance(value, Mapping) else ()
+            before = f" in {'.'.join(parts[:depth])}" if depth else ""
+            raise SettingsInvalid(
+                f"no setting{before} is named {part}{did_you_mean(part, names)}",
+                hint="corral config show lists every setting",
+            )
+        value = value[part]
+    if isinstance(value, Mapping):
+        rows = [f"{name} = {_toml(item)}" for name, item in flatten(value).items()]
+        return CommandResult(value, "\n".join(rows))
+    return CommandResult(value, value if isinstance(value, str) else _toml(value))
+
+
+def _toml(value: object) -> str:
+    return "unset" if value is None else settings_edit.toml(value)
 
 
 def paths(config: Path | None) -> CommandResult:

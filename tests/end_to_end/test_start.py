@@ -226,3 +226,17 @@ def test_saved_options_are_in_the_settings_file(corral: CorralCli, models: Path)
     }
     assert settings["b"] == {"path": str(models / "b.gguf"), "flags": {"parallel": 1}}
     assert file.read_text("utf-8").startswith("# mine")
+
+
+def test_a_setting_is_printed_alone(corral: CorralCli, models: Path) -> None:
+    corral.configure("[models.a]\npath = 'a.gguf'\nttl_s = 60\naliases = ['x']\n")
+    assert corral.ok("config", "get", "proxy.listen") == "127.0.0.1:0\n"
+    assert corral.ok("config", "get", "models.a.ttl_s") == "60.0\n"
+    assert corral.ok("config", "get", "models.a.aliases") == '["x"]\n'
+    assert "ttl_s = 60.0\n" in corral.ok("config", "get", "models.a")
+    assert corral.data("config", "get", "models.a")["aliases"] == ["x"]
+    unknown = corral("config", "get", "models.a.tl_s")
+    assert (unknown.returncode, "did you mean ttl_s?" in unknown.stderr) == (78, True)
+    assert (
+        "no setting is named nodse; did you mean nodes?" in corral("config", "get", "nodse").stderr
+    )
