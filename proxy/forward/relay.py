@@ -42,6 +42,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 import orjson
+from attrs import define
 from multidict import CIMultiDict
 
 from proxy.common.headers import DRAINING, JSON, for_client, is_event_stream, is_json
@@ -179,23 +180,17 @@ _END_BYTES: Final = 64
 _OWN_ERRORS: Final = frozenset({HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.SERVICE_UNAVAILABLE})
 
 
+@define(eq=False, slots=False)
 class ResponseRelay:
-    def __init__(
-        self,
-        router: Router,
-        plan: UpstreamRequestPlan,
-        lease: Lease,
-        response: UpstreamResponse,
-        client_response: Response,
-    ) -> None:
-        self._router = router
-        self._request = lease.request
-        self._progress = lease.progress
-        self._plan = plan
-        self._lease = lease
-        self._response = response
-        self._client_response = client_response
-        self._name = lease.upstream.name
+    _router: Router
+    _plan: UpstreamRequestPlan
+    _lease: Lease
+    _response: UpstreamResponse
+    _client_response: Response
+
+    def __attrs_post_init__(self) -> None:
+        self._request, self._progress = self._lease.request, self._lease.progress
+        self._name = self._lease.upstream.name
 
     def run(self) -> Awaitable[bool]:
         """Relay the response to its end.

@@ -160,7 +160,7 @@ class RequestMiddleware:
         is_safe = given and _REQUEST_ID.fullmatch(given)  # to log it
         record = AccessRecord(given if given and is_safe else new_request_id(), Timeline())
         record.trace = self._tracer.begin(request) if self._tracer else None
-        request[ACCESS_RECORD], request[KEY] = record, None
+        request[ACCESS_RECORD] = record
         headers = request[RESPONSE_HEADERS] = self._headers(request, record)
         rejected_by: ProxyError | None = None
         try:
@@ -212,6 +212,7 @@ class RequestMiddleware:
         except Unauthorized:
             if not self._access.is_open(request):
                 raise
+            request[KEY] = None
             return _UNLIMITED
         self._connections.begin(request.protocol)
         if key is None:

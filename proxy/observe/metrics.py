@@ -30,6 +30,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, Final
 
+import attrs
 from prometheus_client import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
@@ -284,22 +285,16 @@ class Passes:
     decode_tokens: int
 
 
+@attrs.define(eq=False)
 class Scrape:
     """Reads each engine at most once in two seconds; it has `timeout_s` to answer."""
 
-    def __init__(
-        self,
-        settings: ProxySettings,
-        clock: Callable[[], float] = time.monotonic,
-        *,
-        timeout_s: float = 1.0,
-    ) -> None:
-        self._timeout_s = timeout_s
-        self._settings = settings
-        self._clock = clock
-        self._readings: dict[str, Scraped] = {}
-        # The last reading that `/metrics` exposed, and its averages.
-        self._exposed: dict[str, tuple[Scraped, Mapping[str, float]]] = {}
+    _settings: ProxySettings
+    _clock: Callable[[], float] = time.monotonic
+    _timeout_s: float = 1.0
+    _readings: dict[str, Scraped] = attrs.field(factory=dict, init=False)
+    # The last reading that `/metrics` exposed, and its averages.
+    _exposed: dict[str, tuple[Scraped, Mapping[str, float]]] = attrs.field(factory=dict, init=False)
 
     async def read(
         self, upstreams: Sequence[Upstream], age_max_s: float = _AGE_MIN_S

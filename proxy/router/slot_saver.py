@@ -19,6 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
+from attrs import define
+
 from proxy.cache.fingerprint import ConversationFingerprint
 from proxy.cache.holders import Conversation, SavedPrompt
 from proxy.cache.host_cache import SlotContent
@@ -66,26 +68,21 @@ class _Work:
     failed: dict[Slot, int] = field(default_factory=dict)
 
 
+@define(eq=False, slots=False)
 class SlotSaver:
     """Fills slots of all instances, and saves those that are idle while `tasks` run."""
 
-    def __init__(
-        self,
-        prefix_index: PrefixIndex,
-        settings: ProxySettings,
-        storage: SlotFileStorage,
-        clock: Clock,
-        list_slots: ListSlots,
-        tasks: InstanceTasks,
-    ) -> None:
-        self._prefix_index = prefix_index
-        self._pause_max_s = settings.slot_save_pause_max_ms / 1000
-        self._storage = storage
-        self._clock = clock
-        self._list_slots = list_slots
-        self._tasks = tasks
+    _prefix_index: PrefixIndex
+    _settings: ProxySettings
+    _storage: SlotFileStorage
+    _clock: Clock
+    _list_slots: ListSlots
+    _tasks: InstanceTasks
+
+    def __attrs_post_init__(self) -> None:
+        self._pause_max_s = self._settings.slot_save_pause_max_ms / 1000
         self._works: dict[RoutingTarget, _Work] = {}
-        self._measures = prefix_index.measures
+        self._measures = self._prefix_index.measures
         # An idle engine saves these only once their next turn is computed, or is not to be.
         self.postponed: OrderedDict[Conversation, RoutingTarget] = OrderedDict()
         self._saved_at_s: dict[str, float] = {}
