@@ -109,6 +109,7 @@ _MAX_REQUESTS_TO_GO: Final = 100_000
 
 NO_DIFFERENCE: Final = "no difference seen"
 TOO_FEW: Final = "too few values to compare"
+ONE_ROUND: Final = "one round: nothing can be compared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,6 +378,11 @@ class VariantFinding:
     def known_values(self) -> tuple[float, ...]:
         return tuple(value for value in self.values if not math.isnan(value))
 
+    @property
+    def verdict(self) -> str:
+        """The comparison in words; empty for the first variant, and after a single round."""
+        return self.comparison.verdict if self.comparison and len(self.values) > 1 else ""
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -441,7 +447,7 @@ def table(result: BenchResult) -> str:
     if not found:
         return "nothing was measured"
     base = _shorten(result.variants[0].name, _VARIANT_MAX)
-    head = ("figure", "variant", "median (range)", f"against {base}")
+    head = ("FIGURE", "VARIANT", "MEDIAN (RANGE)", f"AGAINST {base}")
     groups: dict[str | None, list[_Row]] = defaultdict(list)
     for finding in found:
         groups[finding.figure.workload] += _rows(finding)
@@ -451,6 +457,8 @@ def table(result: BenchResult) -> str:
     for workload, group in groups.items():
         lines += ["", colored(one_line(workload or "whole round"), "bold")]
         lines += [_line(cells, widths, style) for cells, style in group]
+    if result.rounds == 1 and len(result.variants) > 1:
+        lines += ["", ONE_ROUND]
     return "\n".join(lines)
 
 
@@ -465,8 +473,7 @@ def _rows(finding: Finding) -> Iterator[_Row]:
         style = None
         if comparison and comparison.is_different:
             style = "green" if comparison.is_better(finding.words) else "red"
-        verdict = comparison.verdict if comparison else ""
-        yield (title or "", name, _values(variant, finding), verdict), style
+        yield (title or "", name, _values(variant, finding), variant.verdict), style
 
 
 def _values(variant: VariantFinding, finding: Finding) -> str:

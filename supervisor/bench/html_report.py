@@ -285,15 +285,14 @@ def _body(finding: Finding, reach: float) -> Element:
 def _verdict_row(finding: Finding, place: int, reach: float) -> Element:
     variant, number = finding.variants[place], finding.number
     spread, comparison = variant.spread, variant.comparison
-    bar = _bar(finding, comparison, reach) if comparison else ()
-    verdict = comparison.verdict if comparison else ""
+    bar = _bar(finding, comparison, reach) if comparison and variant.verdict else ()
     mark = element("span", "", class_=f"key variant-{place % KINDS}", aria_hidden="true")
     return element(
         "tr",
         element("th", mark, variant.name, scope="row"),
         element("td", number(spread[0]) if spread else "none"),
         element("td", "–".join(map(number, spread[1:])) if spread else "", class_="quiet range"),
-        element("td", *bar, verdict, class_=verdict_class(finding, variant)),
+        element("td", *bar, variant.verdict, class_=verdict_class(finding, variant)),
     )
 
 
@@ -372,6 +371,9 @@ def _headlines(found: Sequence[Finding]) -> Iterator[Element]:
     base, *others = found[0].variants
     if not others:
         yield element("p", "One variant was measured, so there is nothing to compare it with.")
+        return
+    if len(base.values) == 1:
+        yield element("p", f"{capitalised(figures.ONE_ROUND)}.")
         return
     yield element("p", _HOW_TO_COMPARE.format(reach_of(found)), class_="quiet")
     for place, variant in enumerate(others, 1):

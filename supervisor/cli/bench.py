@@ -45,7 +45,7 @@ from supervisor.daemon.control_messages import ModelStatus
 from supervisor.daemon.model_commands import running_status
 from supervisor.errors import AccessDenied, Interrupted
 from supervisor.fleet.planner import LaunchPlanner
-from supervisor.output import CommandResult, ProgressMeter, duration, size, table
+from supervisor.output import CommandResult, ProgressMeter, colored, duration, size, table
 from supervisor.plan.fit import capacity
 from supervisor.plan.plan import Plan
 from supervisor.plan.tuned_profile import conditions, machine_here, path_of
@@ -199,7 +199,7 @@ def bench(  # noqa: PLR0913, PLR0917 (a command has its options)
         notes.append(error or f"the report is in {report}")
         exit_code = 1 if error else exit_code
     exit_code = _EXIT_INTERRUPTED if result.is_interrupted else exit_code
-    return CommandResult(data(result), _bench_text(result), tuple(notes), exit_code)
+    return CommandResult(data(result), _bench_text(result, specs[0].plan), tuple(notes), exit_code)
 
 
 def _write_report(
@@ -236,11 +236,17 @@ def _measure_rounds(job: Bench, facts: MachineFacts) -> BenchResult:
     return result_of(job, began_at, notes, is_interrupted=is_interrupted)
 
 
-def _bench_text(result: BenchResult) -> str:
+def report_head(plan: Plan, *details: str) -> list[str]:
+    """Return the first lines of a report of measurements: the model, the machine, `details`."""
+    title = f"{plan.model} ({plan.gguf.path.name}) on {plan.engine.version}"
+    here = f"{cpu_name()}, {machine.read().physical_cores} cores"
+    return [colored(title, "bold"), "; ".join([here, *details]), ""]
+
+
+def _bench_text(result: BenchResult, plan: Plan) -> str:
     rounds = "1 round" if result.rounds == 1 else f"{result.rounds} rounds"
-    here = f"{result.machine.processor}, {result.machine.physical_cores} cores"
-    title = f"{result.model} ({result.model_file}) on {result.engine}"
-    return "\n".join([title, f"{here}; {rounds}, seed {result.seed}", "", bench_table(result)])
+    head = report_head(plan, rounds, f"seed {result.seed}")
+    return "\n".join([*head, bench_table(result)])
 
 
 HOW_TO_APPLY: Final = "corral reload applies it to a running daemon"
@@ -271,7 +277,9 @@ def _tune_result(
         "backup": None,
         **written,
     }
-    text = "\n".join([table(tune_module.HEAD, rows), "", *lines])
+    details = (f"goal {job.goal.name}", f"at most {job.minutes:g} min", f"seed {job.seed}")
+    head = report_head(job.plans.base, *details)
+    text = "\n".join([*head, table(tune_module.HEAD, rows), "", *lines])
     return CommandResult(data, text, tuple(notes), exit_code)
 
 

@@ -26,6 +26,7 @@ from supervisor.bench.workload import WorkloadFailed
 from supervisor.builds.help import FlagValue
 from supervisor.builds.installed import engine_setting
 from supervisor.cli.batch import KEY_VARIABLE
+from supervisor.cli.bench import report_head
 from supervisor.cli.targets import choose
 from supervisor.daemon.control_client import Client
 from supervisor.daemon.control_messages import capture_text
@@ -193,7 +194,7 @@ def _table(columns: dict[str, experiment.Figures]) -> str:
         ("first_token_ms", "first token, median ms", 0),
     ):
         values = [getattr(column, name) for column in columns.values()]
-        ratios = [_number(experiment.ratio(values[-1], value), 2) for value in values[:-1]]
+        ratios = [_number(experiment.ratio(values[-1], value), 2, " ×") for value in values[:-1]]
         rows.append((label, *(_number(value, digits) for value in values), *ratios))
     blank = [""] * (len(columns) - 1)
     found = [f"{column.cached_tokens} of {column.prompt_tokens}" for column in columns.values()]
@@ -201,12 +202,12 @@ def _table(columns: dict[str, experiment.Figures]) -> str:
     generated = [str(column.generated_tokens) for column in columns.values()]
     rows.append(("tokens generated", *generated, *blank))
     rows.append(("failed requests", *(str(column.failed) for column in columns.values()), *blank))
-    heads = [f"TIMES {name}" for name in list(columns)[:-1]]
-    return table(("", *columns, *heads), rows)
+    heads = [f"AGAINST {name}" for name in list(columns)[:-1]]
+    return table(("FIGURE", *columns, *heads), rows)
 
 
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+def _number(value: float | None, digits: int, unit: str = "") -> str:
+    return "-" if value is None else f"{value:.{digits}f}{unit}"
 
 
 def _piece(text: str) -> str:
@@ -219,6 +220,7 @@ def _ratios(ours: experiment.Figures, theirs: experiment.Figures) -> dict[str, f
 
 
 _CONCURRENCY_MAX: Final = 64
+_ONE_ROUND: Final = "one round: a small difference of speed may be chance"
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +272,7 @@ class _Replay:
         self._played: list[experiment.Played] = []  # the answers, in the order of the requests
         # Those with the model's present settings, if needed.
         self._baseline: list[experiment.Played] | None = None
+        self._plan: Plan | None = None  # None for the daemon
         self._notes: list[str] = []
 
     async def run(self) -> None:
@@ -280,6 +283,7 @@ class _Replay:
                 self._played = await self._play(self._name, target, expected)
                 return
             base, plan = await asyncio.to_thread(self._plans)
+            self._plan = plan
             if self._options.changes and len(expected) < len(self._requests):
                 engine = experiment.own_engine(base, self._where)
                 self._baseline = await self._play("present settings", engine, expected)
@@ -293,7 +297,8 @@ class _Replay:
         found = experiment.figures_of(self._played)
         base = experiment.figures_of(self._baseline) if self._baseline else None
         columns = {"RECORDED": recorded, **({"PRESENT": base} if base else {}), "REPLAY": found}
-        title = f"{len(self._requests)} requests of {model}, played with {self._name}"
+        details = (f"{len(self._requests)} requests of {model}", f"played with {self._name}")
+        head = report_head(self._plan, *details) if self._plan else ["; ".join(details), ""]
         answers = list(zip(self._requests, self._played, strict=True))
         data = {
             "model": model,
@@ -323,7 +328,8 @@ class _Replay:
         ]
         skipped = (f"not played: {count} of kind {kind}" for kind, count in capture.skipped.items())
         notes = (*self._notes, *skipped, *failures[:_SHOWN_MAX])
-        text = "\n".join([title, "", _table(columns), "", *self._answer_lines()])
+        lines = [_table(columns), "", _ONE_ROUND, *self._answer_lines()]
+        text = "\n".join([*head, *lines])
         return CommandResult(data, text, notes, int(bool(found.failed)))
 
     def _answer_lines(self) -> Iterator[str]:

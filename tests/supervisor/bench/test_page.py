@@ -162,8 +162,9 @@ def test_an_interrupted_bench_and_a_failed_variant_say_so() -> None:
 
 
 def test_the_headline_of_too_few_rounds_says_so() -> None:
-    headlines = {rounds: _page(result(1, 1, rounds=rounds)).text("p") for rounds in (1, 5)}
-    assert " against engine: too few values to compare" in headlines[1]
+    headlines = {rounds: _page(result(1, 1, rounds=rounds)).text("p") for rounds in (1, 2, 5)}
+    assert "One round: nothing can be compared." in headlines[1]
+    assert " against engine: too few values to compare" in headlines[2]
     assert " against engine: no difference seen" in headlines[5]
 
 

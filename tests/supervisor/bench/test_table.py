@@ -23,6 +23,13 @@ def test_each_figure_has_a_line_for_each_variant_and_a_verdict_against_the_first
     ]
 
 
+def test_a_single_round_is_not_compared() -> None:
+    text = table(result(1, 1.4, rounds=1))
+    assert text.endswith("\n\none round: nothing can be compared")
+    assert "too few" not in text
+    assert "one round" not in table(result(1, rounds=1))
+
+
 def test_a_line_fits_100_columns() -> None:
     names = ("a" * 60, "b" * 60, "c" * 60)
     assert max(map(len, table(result(1, 1.4, 0.1, names=names)).splitlines())) <= 100
