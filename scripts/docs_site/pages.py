@@ -19,6 +19,7 @@ PAGES: Final = {
     "architecture-supervisor.md": "supervisor/DESIGN.md",
     "architecture-proxy.md": "proxy/DESIGN.md",
     "changelog.md": "CHANGELOG.md",
+    "site.css": "scripts/docs_site/site.css",
 }
 _LINK_INTO_THE_TREE: Final = re.compile(r"\[([^\]]+)\]\((?!https?:)[^)]+\)")
 
