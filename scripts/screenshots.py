@@ -1,9 +1,11 @@
-"""Take pictures of the dashboard while a daemon answers requests."""
+"""Take pictures of the dashboard and of `corral top` while a daemon answers requests."""
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
+import re
 import tempfile
 import threading
 import urllib.error
@@ -15,6 +17,9 @@ from pathlib import Path
 from typing import Final, Literal
 
 from playwright.sync_api import Browser
+from rich._export_format import CONSOLE_SVG_FORMAT
+from rich.console import Console
+from rich.text import Text
 from support import tiny_gguf
 from support.corral_cli import CorralCli, until
 from support.dashboard_page import VIEWS, Dashboard, chromium
@@ -61,8 +66,19 @@ def main() -> None:
     ):
         until(lambda: corral.slots_busy() > 2)
         threading.Event().wait(_SETTLED_S)  # so that the charts have a line
+        _picture_top(corral, folder / "top.svg")
         for scheme, size in product(_SCHEMES, _SIZES):
             _picture_views(browser, corral, scheme, size, folder)
+
+
+def _picture_top(corral: CorralCli, path: Path) -> None:
+    columns = 110
+    corral.env |= {"NO_COLOR": "", "FORCE_COLOR": "1", "COLUMNS": str(columns)}
+    console = Console(record=True, width=columns, file=io.StringIO())
+    console.print(Text.from_ansi(corral.ok("top", "--once")))
+    # Without rich's fonts, which a page would load from elsewhere.
+    style = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
+    console.save_svg(str(path), title="corral top", code_format=style)
 
 
 @contextmanager
