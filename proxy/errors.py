@@ -321,6 +321,10 @@ class Unfinished:
     prompt_tokens: int = 0  # tokens of the prompt before it; 0 if unknown
 
 
+# Of an answer that has not begun.
+NO_ANSWER: Final = Unfinished("", 0, None)
+
+
 class UpstreamFailed(ProxyError):
     """An instance failed; `unfinished` is the client's answer so far, if plain text."""
 

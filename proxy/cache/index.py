@@ -305,6 +305,10 @@ class PrefixIndex:
         if reply and (conversation := self._conversations.get(prompt.turn_hashes[-1])):
             self._conversations.add_turn(conversation, prompt.hash_with_reply(reply))
 
+    def add_turn(self, conversation: Conversation, prompt: Prompt) -> None:
+        """Note that a prompt continues a conversation."""
+        self._conversations.add_turn(conversation, prompt.turn_hashes[-1])
+
     def add_remote(self, upstream: Upstream, hashes: Iterable[int]) -> None:
         """Note the hashes of prompts that a node reports for its model."""
         named = (toggle_model_name(digest, upstream.model) for digest in hashes)

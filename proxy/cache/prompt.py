@@ -240,6 +240,19 @@ def read_prompt(
     )
 
 
+def with_answer(kind: EndpointKind, members: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """Return a request whose prompt ends with this answer, which the engine is to continue.
+
+    An answer at the end of a chat is replaced; after a raw prompt, the text is what follows it.
+    """
+    if kind is EndpointKind.COMPLETION:
+        return {**members, "prompt": members["prompt"] + text}
+    messages = members["messages"]
+    if messages[-1]["role"] == "assistant":
+        messages = messages[:-1]
+    return {**members, "messages": [*messages, {"role": "assistant", "content": text}]}
+
+
 def _new_seeds(model: str, owner: CacheOwner, lora: object) -> tuple[int, int, hashlib.blake2b]:
     """Return the seeds of the blocks, of the owner and of the turns."""
     seed = [model, lora, owner.name] if owner.is_alone else [model, lora]

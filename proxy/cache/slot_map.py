@@ -492,6 +492,8 @@ class SlotMap:
         previous = slot.previous
         if self.host_cache is None or previous is None or previous.conversation is None:
             return False
+        if previous.conversation.is_paused:  # a file is found by whole blocks, a copy by tokens
+            return True
         return not (previous.is_saved or self.host_cache.holds(previous.conversation))
 
     def found_blocks(

@@ -245,9 +245,8 @@ class ChatAssembler(Assembler):
         return choice
 
     def partial_text(self) -> Unfinished | None:
-        """Return the text of a chat whose stream broke off; None if it has more than text."""
-        is_plain = self._is_chat and len(self._choices) <= 1
-        return self._first().partial_text() if is_plain else None
+        """Return the text of a stream that broke off; None if it has more than text."""
+        return self._first().partial_text() if len(self._choices) <= 1 else None
 
     def take(self, body: Mapping[str, Any]) -> None:
         self._body = body

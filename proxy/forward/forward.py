@@ -422,7 +422,7 @@ class _Requests:
         self.yielded: SlotYielded | None = None
         self._response = response
         self._continuation: second_request.Continuation | None = None
-        self._rests: Iterator[tuple[ProxyRequest, second_request.Continuation]] = iter(())
+        self._rests: Iterator[tuple[ProxyRequest, second_request.Continuation | None]] = iter(())
 
     @property
     def is_continued(self) -> bool:
@@ -442,7 +442,8 @@ class _Requests:
             self._response.record.note_yield(error.timings)
             self._response.note_pause()
             answer = self._so_far(error.unfinished)
-            self._rests = second_request.resumptions(self._first, self._response.record, answer)
+            rests = second_request.resumptions(self._first, self._response.record, answer)
+            self._rests = rests if answer.text else iter([(self._first, None)])
         else:
             self.tries = replace(self.tries, avoid=self.tries.avoid[:1], moves=0)
         if self._continuation:
@@ -451,7 +452,8 @@ class _Requests:
         if (rest := next(self._rests, None)) is None:
             raise error
         self.latest, self._continuation = rest
-        self._response.add(self._continuation)
+        if self._continuation:
+            self._response.add(self._continuation)
         self.plan = plan_request(self.latest, is_rest=self.yielded is not None)
 
     def _begin_rests(self, error: UpstreamFailed, *, is_committed: bool) -> None:

@@ -47,6 +47,7 @@ from multidict import CIMultiDict
 
 from proxy.common.headers import DRAINING, JSON, for_client, is_event_stream, is_json
 from proxy.errors import (
+    NO_ANSWER,
     TrialFailed,
     Unfinished,
     UpstreamConnectFailed,
@@ -351,10 +352,17 @@ class ResponseRelay:
         return True
 
     def _let_yield(self, partial_text: Callable[[], Unfinished | None]) -> None:
-        """Let the response be stopped between its first and its last token."""
+        """Let the response be stopped before its last token.
+
+        A prompt is stopped only if the engine has not begun its last pass, which it would end in
+        any case. So the same passes compute the rest later, which is rounded the same.
+        """
         progress, request = self._progress, self._request
 
         def stop() -> Unfinished | None:
+            if not progress.decoded:
+                left = progress.prompt_total - progress.prompt_done
+                return NO_ANSWER if 0 < progress.prompt_step < left else None
             found = partial_text()
             if found is None or not (progress.is_reported and found.text):
                 return None

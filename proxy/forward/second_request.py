@@ -26,13 +26,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
 
 import orjson
 from multidict import CIMultiDict
 
-from proxy.cache.prompt import read_prompt
+from proxy.cache.prompt import read_prompt, with_answer
 from proxy.errors import Unfinished, UpstreamFailed
 from proxy.forward.response import Abandoned, Discarded, EventTransform, StreamTransform
 from proxy.http.api_formats import data_event
@@ -169,6 +170,7 @@ _RUN_ON: Final = _BEGIN_ANEW | {
     "timings_per_token",
     "verbose",
 }
+_RUN_ON_TEXT: Final = _RUN_ON | {"best_of", "echo", "suffix"}
 # The engine treats these as "no seed". Source: llama.cpp, LLAMA_DEFAULT_SEED.
 _NO_SEEDS: Final = frozenset({-1, 0xFFFFFFFF})
 
@@ -224,11 +226,13 @@ def _is_seeded(request: ProxyRequest) -> bool:
 
 
 def _rest_of(request: ProxyRequest, unfinished: Unfinished) -> ProxyRequest:
-    """Return the request for the rest of an answer: its last message is the answer so far."""
-    partial = [{"role": "assistant", "content": unfinished.text}] if unfinished.text else []
+    """Return the request for the rest of an answer: its prompt ends with the answer so far."""
+    members, text = request.json, unfinished.text
+    if text:
+        members = with_answer(request.kind, members, text)
     # A limit that was reached before the end was noticed leaves one token.
     limits = {name: max(1, limit - unfinished.tokens) for name, limit in _limits(request).items()}
-    members = {**request.json, **limits, "messages": [*request.json["messages"], *partial]}
+    members = {**members, **limits}
     prompt = read_prompt(request.kind, request.model, members, request.owner)
     return replace(request, json=members, body=orjson.dumps(members), prompt=prompt)
 
@@ -238,7 +242,16 @@ def may_yield(request: ProxyRequest) -> bool:
 
     The engine's random numbers start again, so an answer with a seed is not continued.
     """
-    return _is_plain(request, _RUN_ON) and (_is_greedy(request) or not _is_seeded(request))
+    is_plain = _is_plain(request, _RUN_ON) or _is_plain_text(request)
+    return is_plain and (_is_greedy(request) or not _is_seeded(request))
+
+
+def _is_plain_text(request: ProxyRequest) -> bool:
+    """Return whether a request is for one whole answer to a raw prompt, and may go on."""
+    members = request.json
+    is_whole = request.kind is EndpointKind.COMPLETION and not request.is_stream
+    is_single = request.slots == 1 and isinstance(members.get("prompt"), str)
+    return is_whole and is_single and not _RUN_ON_TEXT & members.keys()
 
 
 def resumptions(
@@ -250,17 +263,20 @@ def resumptions(
     the right limit, if the answer has more tokens than events. Otherwise a greedy answer is
     computed again, because a prompt that is computed in large batches is rounded otherwise.
     """
-    held = Continuation(record, unfinished, is_replay=False, must_hold=True)
+    has_all = request.kind is EndpointKind.CHAT
+    rest = partial(Continuation, record, is_replay=False, has_all=has_all)
+    held = rest(unfinished, must_hold=True)
     yield _rest_of(request, unfinished), held
     if held.counted is not None and held.counted != unfinished.tokens:
         unfinished = replace(unfinished, tokens=held.counted)
         # Of a text in ASCII each token has an event, so its end has other tokens than the answer.
         if not (unfinished.text.isascii() or is_at_limit(request, unfinished.tokens)):
-            held = Continuation(record, unfinished, is_replay=False, must_hold=True)
-            yield _rest_of(request, unfinished), held
+            yield _rest_of(request, unfinished), rest(unfinished, must_hold=True)
     if _is_greedy(request):
-        yield request, Continuation(record, unfinished, is_replay=True)
-    yield _rest_of(request, unfinished), Continuation(record, unfinished, is_replay=False)
+        # Stopped before it has more than the client, it would begin again and again.
+        anew = replace(request, may_yield=False)
+        yield anew, Continuation(record, unfinished, is_replay=True)
+    yield _rest_of(request, unfinished), rest(unfinished)
 
 
 class Continuation(EventTransform):
@@ -268,6 +284,9 @@ class Continuation(EventTransform):
 
     Raises AnswerDiffers if a replay does not begin as the answer did; with `must_hold`, if the
     engine's cache does not hold the tokens of the answer, or if `unfinished` counts them wrongly.
+
+    Args:
+        has_all: Whether the response repeats the answer so far, as those to chats do.
 
     Attributes:
         counted: The tokens of the answer so far by the engine's count; None if unknown.
@@ -280,6 +299,7 @@ class Continuation(EventTransform):
         *,
         is_replay: bool,
         must_hold: bool = False,
+        has_all: bool = True,
     ) -> None:
         super().__init__()
         self.counted: int | None = None
@@ -287,6 +307,7 @@ class Continuation(EventTransform):
         self._unfinished = unfinished
         self._is_replay = is_replay
         self._must_hold = must_hold
+        self._has_all = has_all
         self._known = unfinished.text  # text that the client has and this response will repeat
         self._has_begun = False
 
@@ -303,20 +324,25 @@ class Continuation(EventTransform):
     def so_far(self, part: Unfinished) -> Unfinished:
         """Return the client's answer so far; `part` is what this response has of it."""
         before = self._unfinished
-        if len(part.text) <= len(before.text):
+        text = part.text if self._has_all else before.text + part.text
+        if len(text) <= len(before.text):
             return before
         tokens = part.tokens if self._is_replay else before.tokens + part.tokens
-        return replace(before, text=part.text, tokens=tokens)
+        return replace(before, text=text, tokens=tokens)
 
     def end(self) -> bytes:
         return self._splitter.take_rest()
 
     def whole(self, status: int, body: bytes) -> bytes:
-        """Correct the counts of an assembled answer, which has all of the text."""
+        """Correct the counts of an assembled answer; add the text so far if it lacks it."""
+        if status != HTTPStatus.OK or self._is_replay:
+            return body
         members = orjson.loads(body)
-        if status == HTTPStatus.OK and not self._is_replay and "usage" in members:
-            return orjson.dumps({**members, "usage": self._whole_usage(members["usage"])})
-        return body
+        if "usage" in members:
+            members["usage"] = self._whole_usage(members["usage"])
+        if not self._has_all:
+            members["choices"][0]["text"] = self._unfinished.text + members["choices"][0]["text"]
+        return orjson.dumps(members)
 
     def refuse(self, status: int, headers: CIMultiDict[str], body: bytes) -> bytes:  # noqa: ARG002
         if self._must_hold:

@@ -236,7 +236,8 @@ async def answers_health(upstream: Upstream, settings: ProxySettings) -> bool:
     return True
 
 
-_FIRST_PAUSE_S: Final = 0.05
+# An engine stops after one or two tokens.
+_FIRST_PAUSE_S: Final = 0.01
 _LAST_PAUSE_S: Final = 2.0
 
 # Reads an engine's `/slots`; None if it does not report them.

@@ -533,7 +533,8 @@ class Lease(InFlightRequest):
         progress, now_s = self.progress, self.clock()
         first_s = now_s if progress.first_token_at_s is None else progress.first_token_at_s
         prompt_ms, decode_ms = 1000 * (first_s - self.began_at_s), 1000 * (now_s - first_s)
-        computed = progress.prompt_total - progress.cached
+        done = progress.prompt_total if tokens else max(progress.prompt_done, progress.cached)
+        computed = done - progress.cached
         return Timings(progress.cached, computed, prompt_ms, tokens, decode_ms)
 
     def report(self, timings: Timings | None) -> None:
@@ -587,7 +588,8 @@ class SlotYielded(ProxyError):
     """A request gave up its slot for one of higher priority; no client gets this error.
 
     Attributes:
-        unfinished: The answer that this instance has sent so far.
+        unfinished: The answer that this instance has sent so far; `NO_ANSWER` before its first
+            token.
         place: The request's tag and number in the queue.
         timings: Of the unfinished answer.
         ran_s: How long the request has held slots.

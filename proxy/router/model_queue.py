@@ -74,9 +74,9 @@ class ModelDemand:
 _WASTE_SHARE: Final = 0.1
 _WASTE_FIRST_S: Final = 0.2
 # A handover: the engine stops, lists its slots, and computes the last token again.
-_HANDOVER_S: Final = 0.1
-# A request that cannot stop at this moment can do so soon, such as after its first token.
-_STOPS_IN_S: Final = 0.05
+_HANDOVER_S: Final = 0.05
+# A request that cannot stop at this moment can do so soon, such as after its next event.
+_STOPS_IN_S: Final = 0.02
 
 
 def yields_in_s(ran_s: float, spent_s: float, cost_s: float) -> float:
@@ -97,8 +97,9 @@ def resume_s(lease: Lease, slot_map: SlotMap | None, measures: SlotFileMeasures)
     more than the client has.
     """
     upstream, progress, rates = lease.upstream, lease.progress, lease.instance.rates
-    tokens = progress.prompt_total + progress.decoded
-    compute_s = progress.prompt_total / rates.prefill_tps + progress.decoded / rates.decode_tps
+    prompt = progress.prompt_total if progress.decoded else progress.prompt_done
+    tokens = prompt + progress.decoded
+    compute_s = prompt / rates.prefill_tps + progress.decoded / rates.decode_tps
     if upstream.is_all_or_nothing or slot_map is None:
         return compute_s
     if slot_map.host_cache and slot_map.host_cache.absence_probability(tokens) < 1.0:
@@ -249,9 +250,8 @@ class ModelQueue:
         return min(max(1, math.ceil(self._expected_wait_s)), _RETRY_MAX_S)
 
     def stats(self) -> QueueStats:
-        has_room = any(
-            instance.has_free_slot for instance in self._instances.in_service(self.model)
-        )
+        in_service = self._instances.in_service(self.model)
+        has_room = any(self.holds.free_slots(instance) > 0 for instance in in_service)
         return self._queue.stats(self._clock(), 0.0 if has_room else self._expected_wait_s)
 
     def positions(self) -> dict[tuple[str, str], int]:
@@ -375,7 +375,7 @@ class ModelQueue:
         """
         of_model = self._instances.of_model(self.model)
         wanted = self._queue.slots_wanted("interactive")
-        if not wanted or of_model.has_free_slot:
+        if not wanted or any(self.holds.free_slots(free) > 0 for free in of_model.answering):
             return math.inf
         leases = [lease for instance in of_model.answering for lease in instance.leases]
         wanted -= sum(lease.is_ending or isinstance(lease.cut_by, SlotYielded) for lease in leases)

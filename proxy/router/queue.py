@@ -652,6 +652,7 @@ class SlotAssignment:
         on_first_token = self._on_first_token if instance.upstream.prefer_pure_decode else None
         lease = Lease(request, instance, self.clock, on_first_token=on_first_token)
         lease.queued_s = now_s - queued.joined_at_s
+        lease.yielded = queued.yielded
         lease.position = queued.position
         if prompt:
             hint = hint or self.prefix_index.look_up(prompt, queued.session)
@@ -662,6 +663,7 @@ class SlotAssignment:
                 lease.beginning_wait_s = now_s - queued.beginning_since_s
             conversation = self.prefix_index.assign(instance.upstream, prompt, queued.session, hint)
             lease.conversation, lease.conversation_number = conversation, conversation.number
+            conversation.is_paused = False
         if request.slots > 1:
             lease.beside = tuple(
                 Lease(request, instance, self.clock, first=lease)
@@ -669,9 +671,6 @@ class SlotAssignment:
             )
         if request.may_yield and instance.upstream.node is None:
             lease.place = max(0.0, queued.tag), queued.number
-            lease.yielded = queued.yielded
-            if lease.conversation:
-                lease.conversation.is_paused = False
         instance.hold((lease, *lease.beside))
         if self.holds.expected:
             self.holds.note_lease(lease, queued.joined_at_s)

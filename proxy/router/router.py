@@ -33,7 +33,7 @@ from attrs import define, field
 from proxy.cache.fingerprint import ConversationFingerprint, RestoredSlot, SlotFile
 from proxy.cache.index import PrefixIndex
 from proxy.cache.miss_cause import client_hash
-from proxy.cache.prompt import Prompt, called_tools, read_prompt
+from proxy.cache.prompt import Prompt, called_tools, read_prompt, with_answer
 from proxy.cache.save_policy import CountedStorage, SlotFileStorage
 from proxy.cache.slot_map import Slot
 from proxy.errors import (
@@ -651,25 +651,23 @@ class Router:
                 lease.finding = lease.finding and lease.finding._replace(ahead=ahead)
 
     def _record_part(self, lease: Lease, unfinished: Unfinished, held: Iterable[int]) -> None:
-        """Note what a slot holds whose request yielded it: the answer so far, to be continued."""
+        """Note what a slot holds whose request yielded it: its prompt, and the answer so far."""
         request, conversation, slot = lease.request, lease.conversation, lease.slot
         prompt, name = request.prompt, lease.upstream.name
         if prompt is None or conversation is None or slot is None:
             return
-        reply = {"role": "assistant", "content": unfinished.text}
-        match request.json["messages"]:
-            case [*messages, {"role": "assistant"}]:  # it was continued before
-                pass
-            case messages:
-                self.cache.record(name, prompt, 0, None, reply)
-        members = {**request.json, "messages": [*messages, reply]}
-        whole = read_prompt(request.kind, request.model, members, request.owner)
         conversation.is_paused = True
         tokens, _ = cut_off_tokens(lease.progress, held)
         held_tokens = tokens.prompt + tokens.cached + max(0, tokens.decoded - 1)
-        if whole:
-            slot_map = self.cache.slot_maps[name]
-            slot_map.set_conversation(slot, conversation, held_tokens, whole.blocks)
+        if unfinished.text:
+            members = with_answer(request.kind, request.json, unfinished.text)
+            whole = read_prompt(request.kind, request.model, members, request.owner) or prompt
+            self.cache.add_turn(conversation, whole)
+            blocks = whole.blocks
+        else:
+            share = held_tokens / max(1, lease.progress.prompt_total)
+            blocks = prompt.blocks[: int(share * len(prompt.blocks))]
+        self.cache.slot_maps[name].set_conversation(slot, conversation, held_tokens, blocks)
 
     def _release(self, lease: Lease, held: Iterable[int] = ()) -> None:
         """Free one slot, and report its use; `held` are the tokens in idle slots."""

@@ -168,6 +168,12 @@ class SlotHolds:
         for hold in tuple(self.active.get(instance, ())):
             self._end(hold, "ended")
 
+    def free_slots(self, instance: RoutingTarget) -> int:
+        """Return the number of its free slots that are not held."""
+        now_s = self._clock()
+        held = (self._left_s(hold, now_s) > 0 for hold in self.active.get(instance, ()))
+        return instance.free - sum(held)
+
     def slots(self, instance: RoutingTarget) -> dict[int, float]:
         """Return the slots of an instance that are held while a request waits: seconds left."""
         if instance not in self.active:

@@ -179,8 +179,9 @@ class SlotSaver:
             loss_p = max(loss_p, slot_map.host_cache.absence_probability(content.tokens))
         return_p = measures.returns.return_p(conversation.number, now_s)
         if conversation.is_paused:  # its request waits to go on
-            return_p = 1.0
-            loss_p = loss_p if slot_map and slot_map.host_cache else 1.0
+            return_p = loss_p = 1.0
+            if slot_map and slot_map.host_cache:
+                loss_p = slot_map.host_cache.absence_probability(content.tokens)
         return SaveCase(
             tokens=content.tokens
             - self._prefix_index.files.tokens(upstream.cache_key, turn_hashes),

@@ -391,7 +391,7 @@ def _names_slot(lease: Lease, slot_map: SlotMap, slot: Slot, *, is_alone: bool) 
     """
     if slot.conversation is not None:
         return slot.is_confirmed
-    if not lease.upstream.cache_key:
+    if not lease.upstream.cache_key or lease.yielded:  # the engine finds all that it computed
         return False
     if not is_alone:
         return True

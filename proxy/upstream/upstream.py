@@ -177,10 +177,13 @@ class Timings:
     def continuing(self, before: Timings | None) -> Timings:
         """Return the timings of an answer whose first part has the timings `before`.
 
-        The prompt of the rest contains that part; the first prompt counts.
+        The prompt of the rest contains that part; the first prompt counts. Of a part without a
+        token, only that it has computed a part of the prompt.
         """
         if before is None:
             return self
+        if not before.decoded_tokens:
+            return self.with_chunks(before)
         whole = self.plus(before)
         prompt = before.cached_tokens, before.prompt_tokens, before.prompt_ms
         return Timings(

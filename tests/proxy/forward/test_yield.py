@@ -14,9 +14,10 @@ from support.requests import ask
 from support.upstream import Call
 
 from proxy.errors import Unfinished
-from proxy.forward.second_request import Continuation, is_at_limit, may_yield
+from proxy.forward.second_request import Continuation, is_at_limit, may_yield, resumptions
 from proxy.observe.record import AccessRecord, Timeline
 from proxy.router.model_queue import yields_in_s
+from proxy.upstream.upstream import Timings
 
 MESSAGES = [{"role": "user", "content": "go"}]
 PROMPT = 20
@@ -29,8 +30,22 @@ def event(finish: str | None = None, *, name: str = "one", **more: Any) -> bytes
     return b"data: " + json.dumps({"id": name, "choices": [choice], **more}).encode() + b"\n\n"
 
 
-def progress(total: int, cached: int, content: str | None = None) -> bytes:
-    figures = {"total": total, "cache": cached, "processed": total, "time_ms": 1}
+def raw(text: str, finish: str | None = None, **more: Any) -> bytes:
+    choice = {"index": 0, "text": text, "finish_reason": finish}
+    return b"data: " + json.dumps({"id": "one", "choices": [choice], **more}).encode() + b"\n\n"
+
+
+def progress(
+    total: int,
+    cached: int,
+    content: str | None = None,
+    *,
+    text: str | None = None,
+    done: int | None = None,
+) -> bytes:
+    figures = {"total": total, "cache": cached, "processed": done or total, "time_ms": 1}
+    if text is not None:
+        return raw(text, prompt_progress=figures)
     return event(content=content, role="assistant", prompt_progress=figures)
 
 
@@ -42,20 +57,30 @@ def usage(prompt: int, completion: int) -> bytes:
 class Engine:
     """One slot whose batch answers are `a b c d e f`; it pauses after the third token.
 
-    `holds` is how many tokens it finds of a prompt that it continues.
+    `holds` is how many tokens it finds of a prompt that it continues. With `done`, it pauses when
+    it has computed so much of the first prompt.
     """
 
-    def __init__(self, holds: int | None = None, tokens: Sequence[str] = ("a", "b", "c")) -> None:
+    def __init__(
+        self,
+        holds: int | None = None,
+        tokens: Sequence[str] = ("a", "b", "c"),
+        done: int | None = None,
+    ) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.tokens = tokens
         self.begun_bytes = 0  # what it has sent when it pauses
         self._holds = holds
+        self._done = done
         self.may_end = asyncio.Event()
 
     async def speak(self, call: Call) -> None:
         body = json.loads(call.body)
         self.bodies.append(body)
         await call.begin_stream()
+        if "prompt" in body:
+            await self._complete(call, body["prompt"])
+            return
         last = body["messages"][-1]
         if last["content"] == "now":
             await self._say(call, progress(9, 0), event(content="yes"), *end(9, 1, "stop"))
@@ -68,6 +93,8 @@ class Engine:
         is_first = sum(body["messages"] == MESSAGES for body in self.bodies) == 1
         texts = [event(content=token) for token in self.tokens]
         begun = [progress(PROMPT, 0), event(role="assistant", content=None), *texts]
+        if is_first and self._done:
+            begun = [progress(PROMPT, 0, done=self._done)]
         await self._chunks(call, *begun)
         self.begun_bytes = len(b"".join(begun))
         async with asyncio.TaskGroup() as group:
@@ -85,6 +112,18 @@ class Engine:
         cached = total - 1 if self._holds is None else self._holds
         rest = [event(content=token, name="two") for token in "def"]
         await self._say(call, progress(total, cached, text), *rest, *end(total, 3, "length"))
+
+    async def _complete(self, call: Call, prompt: str) -> None:
+        text = prompt.removeprefix("go")
+        total = PROMPT + len(text)
+        begun = [progress(total, total - 1, text=""), *(raw(piece) for piece in "abc")]
+        rest = [*(raw(piece) for piece in "def"), raw("", "length")]
+        if text:
+            await self._say(call, begun[0], *rest, usage(total, 3), DONE)
+        else:
+            await self._chunks(call, *begun)
+            self.begun_bytes = len(b"".join(begun))
+            await call.until_left()
 
     async def _chunks(self, call: Call, *events: bytes) -> None:
         for piece in events:
@@ -127,7 +166,8 @@ async def interrupt(
     """
 
     async def low() -> bytes:
-        async with proxy.ask(messages=MESSAGES, service_tier="flex", **members) as response:
+        body = {"messages": MESSAGES, "service_tier": "flex", **members}
+        async with proxy.ask(**body) as response:
             return await response.read()
 
     async with asyncio.TaskGroup() as group:
@@ -179,6 +219,37 @@ async def test_a_whole_answer_is_assembled_from_its_parts(proxy: ProxyHarness) -
 
 
 @pytest.mark.parametrize("stream", [True, False])
+async def test_a_prompt_that_is_computed_stops_and_begins_again(
+    proxy: ProxyHarness, *, stream: bool
+) -> None:
+    engine = Engine(done=9)
+    await serve(proxy, engine)
+    answer, figures = await interrupt(proxy, engine, stream=stream)
+    found = text_of(answer) if stream else json.loads(answer)["choices"][0]["message"]["content"]
+    assert found == "abcdef"
+    assert [body["messages"][-1]["content"] for body in engine.bodies] == ["go", "now", "go"]
+    assert (figures["yields"], figures["attempts"]) == (1, 1)
+
+
+def test_what_a_stopped_prompt_had_computed_counts_as_computed() -> None:
+    before, rest = Timings(8, 300, 900.0, 0, 0.0), Timings(340, 100, 300.0, 7, 70.0)
+    assert rest.continuing(before) == Timings(40, 400, 1200.0, 7, 70.0)
+
+
+async def test_the_rest_of_a_raw_completion_is_added(proxy: ProxyHarness) -> None:
+    engine = Engine()
+    await serve(proxy, engine)
+    path = {"path": "/v1/completions"}
+    answer, figures = await interrupt(proxy, engine, **path, prompt="go", max_tokens=6)
+    body = json.loads(answer)
+    assert body["choices"][0]["text"] == "abcdef"
+    assert body["usage"] == {"prompt_tokens": 20, "completion_tokens": 6}
+    assert [body.get("max_tokens") for body in engine.bodies] == [6, None, 3]
+    assert engine.bodies[-1]["prompt"] == "goabc"
+    assert figures["yields"] == 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
 async def test_a_greedy_answer_is_computed_again_if_its_tokens_are_lost(
     proxy: ProxyHarness, *, stream: bool
 ) -> None:
@@ -189,6 +260,14 @@ async def test_a_greedy_answer_is_computed_again_if_its_tokens_are_lost(
     assert found == "abcdef"
     assert engine.bodies[-1]["messages"] == MESSAGES
     assert len(engine.bodies) == 4
+
+
+def test_an_answer_that_is_computed_again_is_not_stopped_again() -> None:
+    request = replace(ask("go"), may_yield=True)
+    request.json = {"messages": MESSAGES, "temperature": 0}
+    record = AccessRecord("r", Timeline())
+    found = resumptions(request, record, Unfinished("abc", 3, "one", 20))
+    assert [again.may_yield for again, _ in found] == [True, False, True]
 
 
 async def test_a_sampled_answer_is_continued_even_so(proxy: ProxyHarness) -> None:
@@ -238,12 +317,15 @@ def test_what_goes_on_exactly_may_yield(members: dict[str, Any]) -> None:
     assert [is_at_limit(request, tokens) for tokens in (4, 5)] == [False, True]
 
 
-@pytest.mark.parametrize(("setting", "seed"), [(False, None), (True, 7)])
+@pytest.mark.parametrize(
+    ("setting", "seed", "done"), [(False, None, None), (True, 7, None), (True, None, 10)]
+)
 async def test_a_request_that_may_not_yield_is_waited_for(
-    proxy: ProxyHarness, *, setting: bool, seed: int | None
+    proxy: ProxyHarness, *, setting: bool, seed: int | None, done: int | None
 ) -> None:
+    """Among these is a prompt that the engine's next pass ends."""
     await proxy.open(batch_yields=setting)
-    engine = Engine()
+    engine = Engine(done=done, tokens=("a", "b", "c")[: 0 if done else 3])
     await serve(proxy, engine)
     members: dict[str, Any] = {} if seed is None else {"seed": seed}
 
@@ -257,7 +339,8 @@ async def test_a_request_that_may_not_yield_is_waited_for(
         group.create_task(proxy.send())
         await until(lambda: bool(proxy.router.queues["chat"].waiting))
         engine.may_end.set()
-    assert json.loads(batch.result())["choices"][0]["message"]["content"] == "abcdef"
+    answer = json.loads(batch.result())["choices"][0]["message"]["content"]
+    assert answer == "".join([*engine.tokens, "def"])
     assert proxy.events("request.finished")[0]["yields"] is None
 
 

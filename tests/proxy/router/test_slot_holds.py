@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from statistics import mean
 from typing import Any
@@ -16,11 +17,11 @@ from support.virtual_time import run_in_virtual_time
 from proxy.cache.prompt import called_tools
 from proxy.cache.save_policy import PAUSE_ENDS_S, ToolPauses, handover_s, hold_s
 from proxy.endpoints.slots import all_slots, totals_of
-from proxy.errors import QueueFull
+from proxy.errors import QueueFull, Unfinished
 from proxy.observe.explanation import cache_sentence
 from proxy.request.request import Priority
 from proxy.router import slots
-from proxy.router.lease import Completion, Lease
+from proxy.router.lease import Completion, Lease, SlotYielded
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
 from proxy.upstream.upstream import Timings
@@ -385,6 +386,42 @@ def test_clients_that_waited_come_first_once_a_slot_is_handed_over() -> None:
                 await asyncio.sleep(0.5)
                 await agent.ask()
         assert len(order) == 4
+
+    virtual(main())
+
+
+def test_the_expected_wait_takes_a_held_slot_for_taken() -> None:
+    async def main() -> None:
+        found = router()
+        agent = Turns(found)
+        await agent.learn()
+        await agent.ask()
+        assert found.queues["chat"].stats().expected_wait_s > 0
+        await asyncio.sleep(20)
+        assert found.queues["chat"].stats().expected_wait_s == 0
+
+    virtual(main())
+
+
+def test_a_batch_request_yields_if_the_other_slot_is_held() -> None:
+    async def batch(found: Router) -> None:
+        request = replace(ask("long"), priority="batch", may_yield=True)
+        with suppress(SlotYielded):
+            async with found.lease(request) as lease:
+                lease.let_yield(lambda: Unfinished("so far", 2, "x", 9))
+                await asyncio.Event().wait()
+
+    async def main() -> None:
+        found, order = router(clients=2), list[str]()
+        agent = Turns(found)
+        await agent.learn()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(batch(found))
+            await asyncio.sleep(1)
+            await agent.ask()
+            lease = await stranger(found, order)
+        assert lease.hold_wait_s < 0.1
+        assert (await agent.ask()).has_own_slot
 
     virtual(main())
 
