@@ -159,16 +159,16 @@ def _picture_views(
         page.locator(".waiting").wait_for(state="detached")
         if view == "chat":
             page.get_by_label("Model").select_option("smollm2")
-            page.get_by_label("Message").fill("Which animals live in a corral?")
+            page.get_by_label("Message").fill("Which animals live in a corral? Answer with a list.")
             page.keyboard.press("Enter")
-            page.get_by_text("tokens/s").wait_for()
+            page.get_by_role("link", name="Explain").wait_for()
         if view == "clients":
             page.locator("summary").first.click()
         page.wait_for_timeout(600)
         page.screenshot(path=folder / f"{view}-{scheme}-{size}.png")
     dashboard.show("requests")
     page.get_by_role("table", name="Finished").get_by_role("link").first.click()
-    page.locator("dialog .waiting").wait_for(state="detached")
+    page.locator(".drawer .waiting").wait_for(state="detached")
     page.screenshot(path=folder / f"explanation-{scheme}-{size}.png")
     for complaint in dashboard.complaints:
         print(f"{scheme}, {size}: {complaint}")

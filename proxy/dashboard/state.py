@@ -197,6 +197,7 @@ def _model(info: ModelInfo, observed: Observed) -> dict[str, Any]:
         aliases=list(info.aliases),
         profile=host.profile if host else None,
         is_local=info.is_local,
+        sees_images="image" in info.input_modalities or None,
         actions=list(_ACTIONS[info.state]) if host else [],
         unload_at_s=observed.time_in_s(host.unload_in_s) if host else None,
         waiting={"place": host.place, "leaving": list(host.leaving)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import urllib.error
 import urllib.request
@@ -66,14 +67,6 @@ def window(browser: Browser, daemon: CorralCli) -> Dashboard:
     return dashboard
 
 
-_CLOSE_AND_GO = """hash => new Promise((done) => {
-  const dialog = document.querySelector("dialog");
-  dialog.addEventListener("close", () => done(location.hash));
-  dialog.close();
-  location.hash = hash;
-})"""
-
-
 @pytest.fixture
 def dashboard(window: Dashboard) -> Iterator[Dashboard]:
     window.page.set_viewport_size(_WIDE)
@@ -103,7 +96,7 @@ def test_keys_show_views_and_filters(dashboard: Dashboard) -> None:
     page.get_by_role("heading", name="Overview").wait_for()
     page.keyboard.press("Tab")
     expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
-    page.keyboard.press("6")
+    page.keyboard.press("7")
     expect(page.get_by_role("heading", name="Events")).to_be_visible()
     page.keyboard.press("/")
     page.keyboard.type("daemon.started 5")
@@ -161,11 +154,11 @@ def test_a_model_is_loaded_chats_is_explained_and_unloaded(dashboard: Dashboard)
     page.get_by_label("Message").fill("hello <b>there</b>")
     page.keyboard.press("Enter")
     page.get_by_role("link", name="Explain").click()
-    dialog = page.get_by_role("dialog")
-    expect(dialog.get_by_role("table", name="Time")).to_contain_text("Decode")
+    drawer = page.get_by_role("complementary")
+    expect(drawer.get_by_role("table", name="Time")).to_contain_text("Decode")
     assert dashboard.violations() == []
-    # The browser tells of the closed dialog when the page has moved on.
-    assert page.evaluate(_CLOSE_AND_GO, "#chat") == "#chat"
+    drawer.press("Escape")
+    expect(drawer).to_have_count(0)
     dashboard.show("chat")
     expect(page.get_by_role("log")).to_contain_text("hello <b>there</b>")
     expect(page.get_by_role("log")).to_contain_text("tokens/s")
@@ -185,7 +178,74 @@ def test_a_chat_is_stopped(dashboard: Dashboard) -> None:
     page.get_by_role("button", name="Stop").click()
     expect(page.locator(".message.assistant").last).to_contain_text("(stopped)")
     dashboard.show("requests")
-    expect(page.get_by_role("table", name="In flight")).to_contain_text("No request is in flight")
+    expect(page.get_by_role("table", name="In flight")).to_have_count(0)
+
+
+def test_chats_are_kept_retried_edited_and_deleted(dashboard: Dashboard) -> None:
+    page = dashboard.page
+    explain, retry = (
+        page.get_by_role("link", name="Explain"),
+        page.get_by_role("button", name="Retry"),
+    )
+    dashboard.show("chat/tiny")
+    page.get_by_role("button", name="New chat").click()
+    settings = page.locator("summary", has_text="Settings")
+    settings.click()
+    for label, value in (("System prompt", "be brief"), ("Most tokens", "3")):
+        page.get_by_label(label).fill(value)
+        page.get_by_label(label).press("Tab")
+    with page.expect_request("**/corral/v1/chat/completions") as sent:
+        page.get_by_label("Message", exact=True).fill("first")
+        page.get_by_role("button", name="Send").click()
+    body = sent.value.post_data_json
+    assert body
+    assert (body["max_tokens"], body["messages"][0]["content"]) == (3, "be brief")
+    before = explain.get_attribute("href")
+    assert before
+    retry.click()
+    expect(explain).not_to_have_attribute("href", before)
+    page.get_by_role("button", name="Edit").click()
+    page.get_by_label("Edited message").fill("second")
+    page.get_by_label("Edited message").press("Enter")
+    expect(retry).to_be_visible()
+    settings.click()
+    for label in ("System prompt", "Most tokens"):
+        page.get_by_label(label).fill("")
+        page.get_by_label(label).press("Tab")
+    page.reload()
+    conversations = page.get_by_role("navigation", name="Conversations")
+    conversations.get_by_role("button", name="first", exact=True).click()
+    expect(page.get_by_role("article", name="You")).to_have_text("secondEdit")
+    conversations.get_by_role("button", name="Delete first").click()
+    expect(conversations.get_by_role("button", name="first")).to_have_count(0)
+    expect(page.get_by_role("article")).to_have_count(0)
+
+
+_MARKDOWN = """async text => {
+  const { Markdown } = await import("/corral/page/parts/markdown.js");
+  const { html, render } = await import("/corral/page/html.js");
+  const place = document.createElement("div");
+  render(html`<${Markdown} text=${text} />`, place);
+  return place.firstChild.innerHTML;
+}"""
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a **b** `c`", "<p>a <strong>b</strong> <code>c</code></p>"),
+        ("<img src=x>", "&lt;img src=x&gt;"),
+        ("![x](https://a.example/b.png)", "<p>![x](https://a.example/b.png)</p>"),
+        ("[x](javascript:y)", "<p>x</p>"),
+        (
+            "[x](https://a.example)",
+            '<p><a href="https://a.example" target="_blank" rel="noopener noreferrer">x</a></p>',
+        ),
+        ("2. a\n3. b", '<ol start="2"><li>a</li><li>b</li></ol>'),
+    ],
+)
+def test_markdown_of_models_is_safe(dashboard: Dashboard, text: str, shown: str) -> None:
+    assert dashboard.page.evaluate(_MARKDOWN, text) == shown
 
 
 def test_a_request_is_shown_and_cancelled(dashboard: Dashboard, daemon: CorralCli) -> None:
@@ -198,7 +258,37 @@ def test_a_request_is_shown_and_cancelled(dashboard: Dashboard, daemon: CorralCl
         expect(row).to_contain_text("decode")
         row.get_by_role("button", name="Cancel").click()
         assert "request_cancelled" in rest_of(stream)
-    expect(page.get_by_role("table", name="In flight")).to_contain_text("No request is in flight")
+    expect(page.get_by_role("table", name="In flight")).to_have_count(0)
+
+
+def test_requests_are_filtered_and_explained_beside_the_list(
+    dashboard: Dashboard, daemon: CorralCli
+) -> None:
+    page = dashboard.page
+    with begin_stream(daemon, 4, "tiny") as stream:
+        rest_of(stream)
+    request = urllib.request.Request(f"{daemon.url}/v1/chat/completions", b'{"model": "tiny"}')
+    with pytest.raises(urllib.error.HTTPError):
+        urllib.request.urlopen(request)
+    dashboard.show("requests")
+    rows = page.get_by_role("table", name="Finished").get_by_role("row")
+    answered = rows.filter(has=page.get_by_role("cell", name=re.compile("^200")))
+    expect(answered.first).to_be_visible()
+    expect(rows.get_by_role("img").first).to_have_attribute("aria-label", re.compile(r"\d ms"))
+    page.get_by_label("Result").select_option("failed")
+    expect(answered).to_have_count(0)
+    failed = rows.filter(has=page.get_by_role("cell", name=re.compile("^400"))).first
+    failed.get_by_role("link").click()
+    drawer = page.get_by_role("complementary")
+    expect(drawer.locator("li").first).to_contain_text("400")
+    expect(failed).to_have_attribute("aria-current", "true")
+    page.get_by_label("Model").select_option("broken")
+    expect(rows.filter(has_text="tiny")).to_have_count(0)
+    drawer.get_by_role("button", name="Close").click()
+    for label in ("Model", "Result"):
+        page.get_by_label(label).select_option("")
+    page.get_by_label("Ended in").select_option("15 min")
+    expect(answered.first).to_be_visible()
 
 
 def test_a_crash_is_shown_live(dashboard: Dashboard, daemon: CorralCli) -> None:
@@ -210,8 +300,19 @@ def test_a_crash_is_shown_live(dashboard: Dashboard, daemon: CorralCli) -> None:
     expect(dashboard.model("tiny")).to_contain_text(f"{restarts + 1} restart")
     expect(dashboard.model("tiny")).to_contain_text("up ")
     dashboard.show("events")
-    exits = dashboard.row("Events, newest first", "instance.exited")
-    expect(exits.first).to_contain_text("signal 11")
+    exits = dashboard.row("Events, newest first", "instance.exited").first
+    expect(exits).to_contain_text("signal 11")
+    exits.locator("summary").click()
+    expect(exits.get_by_role("region", name="JSON")).to_contain_text('"signal": 11')
+    expect(page.locator("code", has_text="request.")).to_have_count(0)
+    page.get_by_label("Requests").check()
+    expect(page.locator("code", has_text="request.finished").first).to_be_visible()
+    page.get_by_label("Model").select_option("broken")
+    expect(exits).to_have_count(0)
+    dashboard.show("logs")
+    expect(dashboard.row("Log of the daemon", "daemon.started")).to_be_visible()
+    page.get_by_label("Level").select_option("Warnings and errors")
+    expect(dashboard.row("Log of the daemon", "daemon.started")).to_have_count(0)
     dashboard.show("logs/tiny.0")
     expect(page.get_by_role("log")).to_contain_text("[llama-corral: run 2")
 
@@ -306,6 +407,10 @@ _MODULES = """async () => {
   const { Rates } = await import("/corral/page/live/rates.js");
   const { changes } = await import("/corral/page/live/changes.js");
   const { bytes, duration, seconds } = await import("/corral/page/format.js");
+  const { requestMessage } = await import("/corral/page/chat/chat.js");
+  const { waiting } = await import("/corral/page/views/chat.js");
+  const { parse } = await import("/corral/page/live/log_lines.js");
+  const wait = (r, m = {}) => waiting({ requests: { r }, models: { m } }, "r", "m");
   const kept = { a: 1 };
   const patched = mergePatch(
     { kept, b: { c: 1, d: 2 }, e: [1] },
@@ -325,6 +430,12 @@ _MODULES = """async () => {
       { models: { m: { state: "failed", cause: "x" } } },
     ),
     bytes: [0, 2048, 5.4e9, null].map(bytes),
+    waits: [wait({ phase: "queued", position: 2 }),
+      wait({ phase: "loading" }, { load_progress: 0.4 }),
+      wait({ phase: "prefill", prompt_tokens: 10, prompt_tokens_done: 6 })],
+    message: requestMessage({ role: "user", content: "x", images: ["data:,"] }).content,
+    levels: ["0.06.787.236 W srv x", '{"level":"error","event":"a.b"}', "{cut"]
+      .map((text) => parse(text, 1).level ?? null),
     times: [duration(75), duration(90000), seconds(0.25)],
   };
 }"""
@@ -339,5 +450,11 @@ def test_modules_compute_what_they_say(dashboard: Dashboard) -> None:
         "now": 3,
         "changes": ["Model m is failed: x"],
         "bytes": ["0 B", "2.0 KiB", "5.0 GiB", "–"],
+        "waits": ["queued, place 2", "loading m, 40 %", "reading the prompt, 60 %"],
+        "message": [
+            {"type": "text", "text": "x"},
+            {"type": "image_url", "image_url": {"url": "data:,"}},
+        ],
+        "levels": ["warning", "error", None],
         "times": ["1 min 15 s", "1 d 1 h", "250 ms"],
     }

@@ -64,6 +64,11 @@ export function share(part, total) {
   return total ? Math.min(1, Math.max(0, part / total)) : 0;
 }
 
+// Enough of a request's id to tell it from others: the prefix is that of all.
+export function shortId(id) {
+  return id.replace(/^req_/, "").slice(0, 8);
+}
+
 export function text(value) {
   return value == null || value === "" ? NONE : String(value);
 }

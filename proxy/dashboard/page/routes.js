@@ -10,15 +10,15 @@ import { Requests } from "./views/requests.js";
 import { Usage } from "./views/usage.js";
 
 export const VIEWS = [
-  { name: "overview", title: "Overview", key: "1", view: Overview },
-  { name: "requests", title: "Requests", key: "2", view: Requests },
-  { name: "usage", title: "Usage", key: "3", view: Usage },
-  { name: "caches", title: "Caches", key: "4", view: Caches },
-  { name: "logs", title: "Logs", key: "5", view: Logs },
-  { name: "events", title: "Events", key: "6", view: Events },
-  { name: "chat", title: "Chat", key: "7", view: ChatView },
-  { name: "clients", title: "Clients", key: "8", view: Clients },
-];
+  { name: "overview", title: "Overview", view: Overview },
+  { name: "chat", title: "Chat", view: ChatView },
+  { name: "requests", title: "Requests", view: Requests },
+  { name: "usage", title: "Usage", view: Usage },
+  { name: "caches", title: "Caches", view: Caches },
+  { name: "logs", title: "Logs", view: Logs },
+  { name: "events", title: "Events", view: Events },
+  { name: "clients", title: "Clients", view: Clients },
+].map((view, at) => ({ ...view, key: String(at + 1) }));
 
 export function route(hash) {
   const [name, detail] = hash.replace(/^#\/?/, "").split("/", 2);

@@ -29,7 +29,10 @@ def test_a_state_has_what_is_known() -> None:
         now_s=110.0,
         started_at_s=10.0,
         server={"version": "1"},
-        model_infos=[CHAT, replace(CHAT, id="far", is_local=False)],
+        model_infos=[
+            CHAT,
+            replace(CHAT, id="far", is_local=False, input_modalities=("image",)),
+        ],
         models={"chat": HostModel("base", unload_in_s=60.0)},
         instances=[OWN, replace(OWN, name="chat.1", state="stopped", pid=None, rss_bytes=None)],
         served=[SERVED, replace(SERVED, upstream=REMOTE)],
@@ -48,6 +51,8 @@ def test_a_state_has_what_is_known() -> None:
         "expected_wait_s": 7.0,
     }
     assert state["models"]["far"]["actions"] == []
+    assert state["models"]["far"]["sees_images"]
+    assert "sees_images" not in chat
     instances = state["instances"]
     assert (instances["chat.0"]["since_at_s"], len(instances["chat.0"]["slots"])) == (2.0, 2)
     assert instances["chat.1"]["slots"] == {}

@@ -1,9 +1,9 @@
 // Where the time of one request went, and why its prompt was not in the cache.
 
 import { get } from "../api.js";
-import { milliseconds, seconds, share, text, whole } from "../format.js";
+import { milliseconds, seconds, share, whole } from "../format.js";
 import { html } from "../html.js";
-import { Dialog } from "./dialog.js";
+import { Drawer } from "./drawer.js";
 import { Loaded } from "./loaded.js";
 
 const PHASES = {
@@ -20,7 +20,7 @@ const PHASES = {
 
 export function Explanation({ id }) {
   const path = `/corral/v1/requests/${encodeURIComponent(id)}/explanation`;
-  return html`<${Dialog} title=${`Request ${id}`} onClose=${leave}>
+  return html`<${Drawer} title=${`Request ${id}`} onClose=${() => { location.hash = "requests"; }}>
     <${Loaded} load=${() => get(path)} show=${(found) => html`
       <${Findings} findings=${found.findings} />
       <${Timeline} phases_ms=${found.phases_ms} duration_ms=${found.duration_ms} />
@@ -28,14 +28,9 @@ export function Explanation({ id }) {
   <//>`;
 }
 
-// The browser tells of a closed dialog later: the page may show another view by then.
-function leave() {
-  if (/^#\/?requests\//.test(location.hash)) location.hash = "requests";
-}
-
 function Findings({ findings }) {
   return html`<ul class="findings">
-    ${findings.map((finding) => html`<li key=${finding.cause}>
+    ${findings.map((finding) => html`<li key=${finding.cause} class=${finding.cause === "error" ? "is-error" : ""}>
       <p class="sentence">${finding.sentence}</p>
       ${finding.advice && html`<p class="quiet">${finding.advice}</p>`}
     </li>`)}
@@ -62,15 +57,17 @@ function Bar({ part, all }) {
   return html`<span class="share" style=${{ width: `${100 * share(part, all)}%` }}></span>`;
 }
 
-function Facts({ found }) {
-  const cache = found.cache ?? {};
+function Facts({ found: { model, instance, first_token_ms, expected_cached_tokens, cache } }) {
+  const facts = [
+    ["Model", model],
+    ["Instance", instance],
+    ["First token", first_token_ms && milliseconds(first_token_ms)],
+    ["Prompt", cache?.tokens && `${whole(cache.tokens)} tokens`],
+    ["Expected in cache", cache && whole(expected_cached_tokens)],
+    ["Found in cache", cache && whole(cache.found)],
+    ["Earlier request", cache?.age_s && `${seconds(cache.age_s)} before`],
+  ];
   return html`<dl class="facts">
-    <div><dt>Model</dt><dd>${text(found.model)}</dd></div>
-    <div><dt>Instance</dt><dd>${text(found.instance)}</dd></div>
-    <div><dt>First token</dt><dd>${milliseconds(found.first_token_ms)}</dd></div>
-    <div><dt>Prompt</dt><dd>${whole(cache.tokens)} tokens</dd></div>
-    <div><dt>Expected in cache</dt><dd>${whole(found.expected_cached_tokens)}</dd></div>
-    <div><dt>Found in cache</dt><dd>${whole(cache.found)}</dd></div>
-    ${cache.age_s != null && html`<div><dt>Earlier request</dt><dd>${seconds(cache.age_s)} before</dd></div>`}
+    ${facts.filter(([, value]) => value).map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}
   </dl>`;
 }

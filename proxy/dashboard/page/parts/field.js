@@ -10,6 +10,11 @@ export function Filter({ value, onInput, label }) {
   </label>`;
 }
 
+export function Check({ label, value, onChange }) {
+  return html`<label class="check"><input type="checkbox" checked=${value}
+    onChange=${(event) => onChange(event.target.checked)} /> ${label}</label>`;
+}
+
 // A few options side by side, as pairs of value and title.
 export function Segments({ label, value, options, onChange }) {
   return html`<div class="segmented" role="group" aria-label=${label}>

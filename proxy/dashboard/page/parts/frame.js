@@ -9,7 +9,7 @@ const THEMES = { system: ["half", "as the system"], light: ["ring", "light"], da
 
 function Health({ live }) {
   const { tone, sentence } = health(live);
-  return html`<span class="state ${tone}"><${Shape} name=${SHAPES[tone]} />${sentence}</span>`;
+  return html`<span class="state ${tone}"><${Shape} name=${SHAPES[tone]} /><span class="sentence">${sentence}</span></span>`;
 }
 
 export function Frame({ views, name, live, theme, onTheme, onShortcuts, onSignOut }) {

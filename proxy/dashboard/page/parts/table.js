@@ -4,14 +4,14 @@
 import { html } from "../html.js";
 
 // A column: title, cell(row), and what it is: figure (right-aligned), wide (left out on phones),
-// acts (buttons; its title is for screen readers only).
-export function Table({ caption, columns, rows, rowKey, empty }) {
+// acts (buttons; its title is for screen readers only), fill (takes the width that is left).
+export function Table({ caption, columns, rows, rowKey, empty, isCurrent }) {
   return html`<div class="scroll" role="region" aria-label=${caption} tabindex="0">
     <table role="table">
       <caption>${caption}</caption>
       <thead role="rowgroup"><tr role="row">${columns.map(heading)}</tr></thead>
       <tbody role="rowgroup">
-        ${rows.map((row) => html`<tr role="row" key=${rowKey(row)}>
+        ${rows.map((row) => html`<tr role="row" key=${rowKey(row)} aria-current=${isCurrent?.(row) ? "true" : undefined}>
           ${columns.map((column, i) => cell(column, row, i))}
         </tr>`)}
         ${rows.length === 0 && html`<tr role="row">
@@ -35,5 +35,5 @@ function cell({ cell: content, title, ...column }, row, i) {
 }
 
 function classes(column) {
-  return ["figure", "wide", "acts"].filter((name) => column[name]).join(" ");
+  return ["figure", "wide", "acts", "fill"].filter((name) => column[name]).join(" ");
 }

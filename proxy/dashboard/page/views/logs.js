@@ -3,12 +3,13 @@
 import { get } from "../api.js";
 import { Component, createRef, html } from "../html.js";
 import { LogLines } from "../live/log_lines.js";
-import { Choice, Filter } from "../parts/field.js";
+import { EventTable, LEVELS, isOfRequest } from "../parts/event_table.js";
+import { Check, Choice, Filter } from "../parts/field.js";
 import { Problem } from "../parts/notice.js";
 
 export class Logs extends Component {
   linesRef = createRef();
-  state = { sources: ["daemon"], source: "daemon", filter: "", follows: true, error: null };
+  state = { sources: ["daemon"], source: "daemon", filter: "", levels: "", follows: true, hasRequests: false, error: null };
   log = new LogLines(() => this.props.store.notify());
 
   componentDidMount() {
@@ -16,9 +17,10 @@ export class Logs extends Component {
     this.list();
   }
 
-  componentDidUpdate() {
+  componentDidUpdate(before) {
+    if (this.props.detail && before.detail !== this.props.detail) this.choose(this.props.detail);
     const region = this.linesRef.current;
-    if (this.state.follows) region.scrollTop = region.scrollHeight;
+    if (region && this.state.follows) region.scrollTop = region.scrollHeight;
   }
 
   componentWillUnmount() {
@@ -36,7 +38,7 @@ export class Logs extends Component {
 
   choose(source) {
     this.log.clear();
-    this.setState({ source });
+    this.setState({ source, levels: "" });
     this.props.stream.followLogs(source, (batch) => this.take(source, batch));
   }
 
@@ -44,23 +46,35 @@ export class Logs extends Component {
     if (batch.source === source && source === this.state.source) this.log.take(batch);
   }
 
-  render(_props, { sources, source, filter, follows, error }) {
+  isWanted(line) {
+    const { filter, levels, hasRequests } = this.state;
+    return (!filter || line.text.toLowerCase().includes(filter.toLowerCase()))
+      && (!levels || levels.split(" ").includes(line.level))
+      && (hasRequests || !line.event || !isOfRequest(line.event));
+  }
+
+  render(_props, { sources, source, filter, levels, follows, hasRequests, error }) {
     const { lines } = this.log;
-    const wanted = filter.toLowerCase();
-    const shown = wanted ? lines.filter((line) => line.text.toLowerCase().includes(wanted)) : lines;
+    const shown = lines.filter((line) => this.isWanted(line));
+    const isDaemon = source === "daemon";
     return html`
       <h1>Logs</h1>
       <div class="fields">
         <${Choice} label="Source" value=${source} options=${sources.map((name) => [name, name])}
           onChange=${(value) => this.choose(value)} />
         <${Filter} label="Filter" value=${filter} onInput=${(value) => this.setState({ filter: value })} />
-        <label class="check"><input type="checkbox" checked=${follows}
-          onChange=${(event) => this.setState({ follows: event.target.checked })} /> Follow</label>
+        <${Choice} label="Level" value=${levels} options=${LEVELS} onChange=${(value) => this.setState({ levels: value })} />
+        ${isDaemon
+          ? html`<${Check} label="Requests" value=${hasRequests} onChange=${(value) => this.setState({ hasRequests: value })} />`
+          : html`<${Check} label="Follow" value=${follows} onChange=${(value) => this.setState({ follows: value })} />`}
         <span class="quiet count">${shown.length} of ${lines.length} lines</span>
       </div>
       ${error && html`<${Problem} error=${error} />`}
-      <div class="log" role="log" aria-live="off" aria-label=${`Log of ${source}`} tabindex="0" ref=${this.linesRef}>
-        ${shown.map((line) => html`<div key=${line.number}>${line.text}</div>`)}
-      </div>`;
+      ${isDaemon
+        ? html`<${EventTable} caption="Log of the daemon, newest first"
+            rows=${shown.map(({ number, event, text }) => event ?? { seq: number, name: text, fields: {} }).reverse()} />`
+        : html`<div class="log card" role="log" aria-live="off" aria-label=${`Log of ${source}`} tabindex="0" ref=${this.linesRef}>
+            ${shown.map((line) => html`<div key=${line.number} class="level ${line.level}">${line.text}</div>`)}
+          </div>`}`;
   }
 }

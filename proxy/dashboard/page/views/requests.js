@@ -1,32 +1,75 @@
-// Requests in flight, and those that ended.
+// Requests in flight, and those that ended; a drawer explains one beside the list.
 
 import { get } from "../api.js";
-import { clock, milliseconds, percent, rate, seconds, share, text, whole } from "../format.js";
-import { html } from "../html.js";
+import { clock, milliseconds, percent, rate, seconds, share, shortId, text, whole } from "../format.js";
+import { Component, html } from "../html.js";
 import { Progress } from "../parts/bar.js";
 import { Explanation } from "../parts/explanation.js";
+import { isOfRequest } from "../parts/event_table.js";
+import { Choice } from "../parts/field.js";
 import { Loaded } from "../parts/loaded.js";
 import { byAge } from "../parts/order.js";
 import { State } from "../parts/state.js";
 import { Table } from "../parts/table.js";
+import { PhasesBar, PhasesLegend } from "../parts/phases.js";
 
-const FINISHED_SHOWN = 100;
+const LIMIT = 100;
+const CLIENT_LEFT = 499;
+const RESULTS = [["", "All"], ["failed", "Failed"]];
+const SINCE = [["", "Any time"], ["900", "15 min"], ["21600", "6 h"], ["604800", "7 days"]];
+// Causes that are no news: nothing was computed that could have been in a cache.
+const PLAIN = new Set(["all_found", "first_request", "short_prompt"]);
 
-export function Requests({ live, store, detail, actions }) {
-  const finished = store.events.filter((event) => event.name === "request.finished").length;
-  return html`
-    <h1>Requests</h1>
-    <${Table} caption="In flight" columns=${inFlight(actions, store.clock)} rows=${byAge(live.requests)}
-      rowKey=${(row) => row.id} empty="No request is in flight." />
-    <${Loaded} version=${finished} load=${() => get(`/corral/v1/requests?state=finished&limit=${FINISHED_SHOWN}`)}
-      show=${({ requests }) => html`<${Table} caption="Finished" columns=${FINISHED} rows=${requests}
-        rowKey=${(row) => `${row.id} ${row.ended_at}`} empty="No request has finished yet." />`} />
-    ${detail && html`<${Explanation} key=${detail} id=${detail} />`}`;
+export class Requests extends Component {
+  state = { model: "", client: "", result: "", since_s: "" };
+  clients = new Set();
+
+  query() {
+    const { model, client, result, since_s } = this.state;
+    const query = new URLSearchParams({ state: "finished", limit: LIMIT });
+    if (model) query.set("model", model);
+    if (client) query.set("client", client);
+    if (result) query.set("failed", "true");
+    if (since_s) query.set("since", Math.floor(Date.now() / 1000 - since_s));
+    return query;
+  }
+
+  choice(label, name, options) {
+    return html`<${Choice} label=${label} value=${this.state[name]} options=${options}
+      onChange=${(value) => this.setState({ [name]: value })} />`;
+  }
+
+  render({ live, store, detail, actions }, { model, client, result, since_s }) {
+    const finished = store.events.filter(isOfRequest).length;
+    const running = byAge(live.requests).filter((row) => (!model || row.model === model) && (!client || row.client === client));
+    for (const row of running) this.clients.add(row.client);
+    const named = (names) => [["", "All"], ...[...names].sort().map((name) => [name, name])];
+    return html`
+      <h1>Requests</h1>
+      <div class="fields">
+        ${this.choice("Model", "model", named(Object.keys(live.models)))}
+        ${this.choice("Client", "client", named(this.clients))}
+        ${this.choice("Result", "result", RESULTS)}
+        ${this.choice("Ended in", "since_s", SINCE)}
+        <${PhasesLegend} />
+      </div>
+      ${running.length > 0 && html`<${Table} caption="In flight" columns=${inFlight(actions, store.clock)} rows=${running}
+        rowKey=${(row) => row.id} />`}
+      <${Loaded} version=${[finished, model, client, result, since_s].join()}
+        load=${() => get(`/corral/v1/requests?${this.query()}`)} show=${(found) => this.finished(found, detail)} />
+      ${detail && html`<${Explanation} key=${detail} id=${detail} />`}`;
+  }
+
+  finished({ requests }, detail) {
+    for (const row of requests) if (row.client) this.clients.add(row.client);
+    return html`<${Table} caption="Finished" columns=${FINISHED} rows=${requests} isCurrent=${(row) => row.id === detail}
+      rowKey=${(row) => `${row.id} ${row.ended_at}`} empty="No such request." />`;
+  }
 }
 
 function inFlight(actions, clock) {
   return [
-    { title: "Request", cell: (row) => html`<code>${row.id}</code>` },
+    { title: "Request", cell: (row) => html`<code title=${row.id}>${shortId(row.id)}</code>` },
     { title: "Model", cell: (row) => text(row.model) },
     { title: "Client", wide: true, cell: (row) => row.client },
     { title: "Phase", cell: phase },
@@ -55,14 +98,21 @@ function prompt(row) {
 }
 
 const FINISHED = [
-  { title: "Request", cell: (row) => html`<a href=${`#requests/${encodeURIComponent(row.id)}`}><code>${row.id}</code></a>` },
-  { title: "Ended", wide: true, cell: (row) => clock(row.ended_at) },
+  { title: "Request", cell: (row) => html`<a href=${`#requests/${encodeURIComponent(row.id)}`} title=${row.id}><code>${shortId(row.id)}</code></a>` },
+  { title: "Ended", cell: (row) => clock(row.ended_at) },
   { title: "Model", cell: (row) => text(row.model) },
   { title: "Client", wide: true, cell: (row) => text(row.client) },
-  { title: "Status", cell: (row) => html`<span class=${row.status >= 400 ? "bad" : ""}>${text(row.status)}</span>` },
-  { title: "First token", figure: true, cell: (row) => milliseconds(row.first_token_ms) },
+  { title: "Result", cell: result },
+  { title: "Time", wide: true, cell: (row) => html`<${PhasesBar} row=${row} />` },
   { title: "Duration", figure: true, cell: (row) => milliseconds(row.duration_ms) },
+  { title: "First token", figure: true, cell: (row) => milliseconds(row.first_token_ms) },
   { title: "Computed", figure: true, wide: true, cell: (row) => whole(row.prompt_tokens) },
   { title: "Cached", figure: true, wide: true, cell: (row) => whole(row.cached_tokens) },
   { title: "Generated", figure: true, cell: (row) => whole(row.decoded_tokens) },
 ];
+
+function result({ status, code, cache_cause }) {
+  if (status >= 400) return html`<span class="bad">${status}</span> <span>${code?.replaceAll("_", " ") ?? (status === CLIENT_LEFT ? "client left" : "")}</span>`;
+  const cause = cache_cause && !PLAIN.has(cache_cause) ? cache_cause.replaceAll("_", " ") : "";
+  return html`${text(status)} <span class="warn-text">${cause}</span>`;
+}
