@@ -103,6 +103,17 @@ _MAX_BYTES: Final = 4096  # of a body that signs in
 _LINES: Final = 500  # of a log
 
 
+# What a client that knows only the address needs to find; the documentation has all.
+_ENDPOINTS: Final = {
+    "models": "/v1/models",
+    "chat": "/v1/chat/completions",
+    "messages": "/v1/messages",
+    "health": "/health",
+    "metrics": "/metrics",
+    "dashboard": "/corral/",
+}
+
+
 @define(eq=False, slots=False)
 class Dashboard(Feature):
     """The page, its sessions, and for admins commands, logs and the settings of clients.
@@ -155,10 +166,10 @@ class Dashboard(Feature):
     # The page.
 
     async def root(self, request: web.BaseRequest) -> web.Response:
-        """Redirect a browser to the page; raises NotFound for other clients."""
-        if "text/html" not in request.headers.get("Accept", ""):
-            raise errors.NotFound("no such endpoint; GET /v1/models lists the models")
-        return await self.redirect(request)
+        """Redirect a browser to the page; tell other clients where to go on."""
+        if "text/html" in request.headers.get("Accept", ""):
+            return await self.redirect(request)
+        return json_response({"name": "llama-corral", "endpoints": _ENDPOINTS})
 
     async def redirect(self, _: web.BaseRequest) -> web.Response:
         """Redirect to the page's folder, because its links are relative to it."""

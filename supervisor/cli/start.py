@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -279,9 +279,22 @@ def command(client: Client, verb: str, names: Sequence[str], *, wait: bool) -> C
         raise errors.join_errors(failures)
     failed = [describe(error, sys.stdout, "failed") for error in failures]
     text = "\n".join([*(f"ready: {name}" for name in ready), *failed, f"{status.url}/v1"])
+    if verb == "start":
+        text += "".join(_next_steps(models, status.url))
     return CommandResult(
         status, text, (*notes, *messages.keyless_warning(status)), 1 if failures else 0
     )
+
+
+def _next_steps(models: Sequence[messages.ModelStatus], url: str) -> Iterator[str]:
+    """Yield lines on what to do with the first model that is ready."""
+    names = (model.name for model in models if model.state == "loaded")
+    steps = {"corral ui": f"opens the dashboard, {url}/corral/"}
+    if name := next(names, None):
+        steps[f"corral run {shlex.quote(name)}"] = "chats with it here"
+    width = max(map(len, steps))
+    for command, text in steps.items():
+        yield f"\n  {command:{width}}  {colored(text, 'dim')}"
 
 
 def _instances(model: messages.ModelStatus) -> list[messages.InstanceStatus]:

@@ -37,13 +37,20 @@ def ask(corral: CorralCli, model: str) -> str:
 def test_a_running_daemon_gets_further_models(corral: CorralCli, models: Path) -> None:
     corral.ok("start", str(models / "a.gguf"))
     pid = corral.instances()["a.0"].pid
+    again = corral.ok("start", "a").splitlines()
+    assert again == [
+        "ready: a.0",
+        f"{corral.url}/v1",
+        f"  corral ui     opens the dashboard, {corral.url}/corral/",
+        "  corral run a  chats with it here",
+    ]
     started = corral("start", "b.gguf", directory=models)
     assert "ready: b.0" in started.stdout
     assert f"corral config set models.b.path {models / 'b.gguf'}" in started.stderr
     assert "ready: c.0" in corral("load", "c.gguf", directory=models).stdout
     assert all(ask(corral, name) for name in "abc")
-    again = corral("start", "b.gguf", directory=models)
-    assert (again.returncode, again.stderr) == (0, "")
+    repeated = corral("start", "b.gguf", directory=models)
+    assert (repeated.returncode, repeated.stderr) == (0, "")
     assert corral.data("reload")["kept"] == ["a.0", "b.0", "c.0"]
     assert corral.instances()["a.0"].pid == pid
 

@@ -29,9 +29,17 @@ async def test_the_page_is_served_and_revalidated(proxy: ProxyHarness) -> None:
 
 
 async def test_a_browser_at_the_root_finds_the_page(proxy: ProxyHarness) -> None:
-    for accept, status in (("text/html,*/*;q=0.8", 200), ("*/*", 404)):
-        async with proxy.http.get("/", headers={"Accept": accept}) as response:
-            assert response.status == status
+    async with proxy.http.get("/", headers={"Accept": "text/html,*/*;q=0.8"}) as response:
+        assert (response.status, response.url.path) == (200, "/corral/")
+
+
+async def test_other_clients_find_the_endpoints_at_the_root(proxy: ProxyHarness) -> None:
+    async with proxy.http.get("/", headers={"Accept": "*/*"}) as response:
+        found = await response.json()
+    assert found["name"] == "llama-corral"
+    for name in ("models", "health", "metrics", "dashboard"):
+        async with proxy.http.get(found["endpoints"][name]) as response:
+            assert response.status in {200, 503}, name
 
 
 async def test_every_file_is_served_with_its_type(proxy: ProxyHarness) -> None:
