@@ -18,6 +18,7 @@ import os
 import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from typing import TYPE_CHECKING, Final, Self, TextIO
@@ -31,6 +32,9 @@ SCHEMA: Final = 1
 _ONE_BYTE: Final = 0x100
 _TWO_BYTES: Final = 0x10000
 _BAR_CELLS: Final = 12
+# Narrower text is hard to read: it begins on a line of its own, with this indent.
+_TEXT_MIN: Final = 32
+_INDENT: Final = 6
 _EXIT_INTERRUPTED: Final = 130
 _EXIT_PIPE_CLOSED: Final = 141
 _STYLES: Final = {"red": "31", "green": "32", "yellow": "33", "dim": "2", "bold": "1"}
@@ -184,6 +188,56 @@ def colored(text: str, style: str, stream: TextIO = sys.stdout) -> str:
     if not wants_colour(stream):
         return text
     return f"{_OUR_ESCAPE}[{_STYLES[style]}m{text}{_OUR_ESCAPE}[0m"
+
+
+def terminal_columns() -> int | None:
+    """Return the width of the terminal that stdout is; None in a pipe, where nothing is cut."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def hanging(prefix: str, text: str, columns: int | None) -> str:
+    """Wrap text behind a prefix, or below it if the prefix is long. No word is broken."""
+    if columns is None:
+        return f"{prefix}{text}"
+    is_behind = columns - len(prefix) >= _TEXT_MIN
+    indent = len(prefix) if is_behind else _INDENT
+    wrapper = textwrap.TextWrapper(
+        max(columns - indent, _TEXT_MIN), break_long_words=False, break_on_hyphens=False
+    )
+    lines = [line for part in text.split("\n") for line in wrapper.wrap(part) or [""]]
+    begin = [] if is_behind else [prefix.rstrip()]
+    wrapped = f"\n{' ' * indent}".join([*begin, *lines])
+    return prefix + wrapped if is_behind else wrapped
+
+
+def fit(
+    head: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    columns: int | None,
+    least: Sequence[str],
+) -> tuple[list[str], list[list[str]]]:
+    """Return the titles and cells of a table that a terminal has room for.
+
+    `least`: titles in the order in which they are left out; others never are. If the table is still
+    too wide, the cells of its last column are cut.
+    """
+    cells = [[_cell(value) for value in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
+    kept = list(range(len(head)))
+    if columns is None:
+        return [*head], cells
+    for title in least:
+        if sum(widths[i] + 2 for i in kept) - 2 > columns:
+            kept.remove(list(head).index(title))
+    room = max(1, columns - sum(widths[i] + 2 for i in kept[:-1]))
+    texts = [[row[i] for i in kept] for row in cells]
+    for row in texts:
+        row[-1] = row[-1] if len(row[-1]) <= room else f"{row[-1][: room - 1]}…"
+    return [head[i] for i in kept], texts
+
+
+def is_fitting(head: Sequence[str], rows: Sequence[Sequence[object]], columns: int | None) -> bool:
+    return len(fit(head, rows, columns, head[:1])[0]) == len(head)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

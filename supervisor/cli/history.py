@@ -87,7 +87,11 @@ def _files(model: str | None, where: Directories) -> list[Path]:
 
 def explain_request(request_id: str | None) -> CommandResult:
     """Explain an ended request; without an id, the latest."""
-    found = requests.read_past_requests(HistoryQuery(limit=1, request_id=request_id))
+    found = (
+        requests.find_past_requests(request_id)
+        if request_id
+        else requests.read_past_requests(HistoryQuery(limit=1))
+    )
     if not found:
         raise _unknown_error(request_id)
     explained = explain({**found[0], "request": found[0]["id"]})

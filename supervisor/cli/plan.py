@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
@@ -15,11 +15,19 @@ from supervisor.daemon.control_messages import AdaptedValue, DaemonStatus, Worke
 from supervisor.daemon.model_commands import running_status
 from supervisor.fleet.model import saved_room
 from supervisor.fleet.planner import LaunchPlanner
-from supervisor.output import CommandResult, colored, size, table
+from supervisor.output import (
+    CommandResult,
+    colored,
+    hanging,
+    is_fitting,
+    size,
+    table,
+    terminal_columns,
+)
 from supervisor.plan.draft import offered_types, reason_against_mtp
 from supervisor.plan.estimate import Estimate, MemoryBreakdown, estimate
 from supervisor.plan.fit import advice, misfit_reason, suggestions
-from supervisor.plan.plan import Plan
+from supervisor.plan.plan import Plan, PlanLine
 from supervisor.plan.resolve import ModelEntry
 from supervisor.plan.setting import Setting, SettingsByFlag
 from supervisor.rpc.address import KnownWorkers
@@ -141,7 +149,41 @@ def plan(model: str, config: Path | None) -> CommandResult:
             'the model has layers that draft for it (MTP): profile = "speculative" uses them'
         )
     notes += [f"it can never fit: {misfit}", advice(found.would_fit)] if misfit else []
-    return CommandResult(found.data(), found.text(), (*made.warnings, *notes))
+    return CommandResult(found.data(), found.text(terminal_columns()), (*made.warnings, *notes))
+
+
+def flag_lines(lines: Sequence[PlanLine], columns: int | None) -> Iterator[str]:
+    """Yield each flag with its origin and reason."""
+    words = [" ".join(filter(None, (line.flag, line.value))) for line in lines]
+    width = max(map(len, words), default=0)
+    if columns:  # a long flag, such as the path of the model, has its reason below it
+        width = min(width, columns // 3)
+    for word, line in zip(words, lines, strict=True):
+        reason = f"{line.origin}: {line.reason}" if line.reason else line.origin
+        begin = f"  {word}"
+        rest = hanging(f"  {word:{width}}  ", reason, columns).removeprefix(begin)
+        yield begin + rest.replace(line.origin, colored(line.origin, "dim"), 1)
+
+
+def memory_table(taken: Mapping[str, MemoryBreakdown], columns: int | None) -> str:
+    """Return the memory by where and purpose, without purposes that take none.
+
+    On a narrow terminal a purpose is a row.
+    """
+    used = [
+        part.name
+        for part in fields(MemoryBreakdown)
+        if any(getattr(take, part.name) for take in taken.values())
+    ]
+    head = ["", *(name.replace("_", " ") for name in used), "total"]
+    rows = [
+        [name, *(size(getattr(take, part)) for part in used), size(take.total)]
+        for name, take in taken.items()
+    ]
+    if is_fitting(head, rows, columns):
+        return table(head, rows)
+    turned = [list(cells) for cells in zip(head, *rows, strict=True)]
+    return table(turned[0], turned[1:])
 
 
 class _Planned:
@@ -217,23 +259,11 @@ class _Planned:
             },
         }
 
-    def text(self) -> str:
+    def text(self, columns: int | None) -> str:
         made = self.plan
-        words = [" ".join(filter(None, (line.flag, line.value))) for line in made.lines]
-        width = max(map(len, words), default=0)
-        lines = [
-            f"  {word:{width}}  {colored(line.origin, 'dim')}"
-            + (f": {line.reason}" if line.reason else "")
-            for word, line in zip(words, made.lines, strict=True)
-        ]
-        omitted = [
-            f"  {line.flag} {line.value or ''}".rstrip()
-            + f"  {colored(line.origin, 'dim')}: {line.reason}"
-            for line in made.omitted
-        ]
         most_slots = self.most_slots or 0
         more_slots = f"up to {most_slots} slots while requests queue, each with as much context"
-        parts = [
+        about = [
             f"{made.model}: {made.slots} slots, {made.ctx_size} tokens of context in all",
             *([more_slots] if most_slots > made.slots else []),
             *(
@@ -241,38 +271,35 @@ class _Planned:
                 for key, setting in made.reduced.items()
             ),
             *([self.tuned.summary] if self.tuned else []),
-            *lines,
-            *(["", "omitted:", *omitted] if omitted else []),
+        ]
+        saved = conversations(
+            made,
+            self.not_persisted_reason,
+            self.restored,
+            encrypts=self.encrypts,
+            room=self.disk_room,
+        )
+        parts = [
+            *(hanging("", line, columns) for line in about),
+            *flag_lines(made.lines, columns),
+            *(["", "omitted:", *flag_lines(made.omitted, columns)] if made.omitted else []),
             "",
-            *self._memory(),
-            conversations(
-                made,
-                self.not_persisted_reason,
-                self.restored,
-                encrypts=self.encrypts,
-                room=self.disk_room,
-            ),
+            memory_table(self._taken(), columns),
+            *(hanging("", line, columns) for line in (*self._memory(), saved)),
             "",
             shlex.join(self.argv),
         ]
         return "\n".join(parts)
 
-    def _memory(self) -> Iterator[str]:
-        """Yield a table of one instance's memory without zero columns, and lines on free memory."""
+    def _taken(self) -> dict[str, MemoryBreakdown]:
+        """Return what one instance takes, by where."""
         estimate = self.plan.estimate
         workers = {f"worker {name}": worker.taken for name, worker in estimate.workers.items()}
-        taken = {"main memory": estimate.host, **estimate.devices, **workers}
-        used = [
-            f.name
-            for f in fields(MemoryBreakdown)
-            if any(getattr(take, f.name) for take in taken.values())
-        ]
-        head = ["", *(name.replace("_", " ") for name in used), "total"]
-        rows = [
-            [name, *(size(getattr(take, part)) for part in used), size(take.total)]
-            for name, take in taken.items()
-        ]
-        yield table(head, rows)
+        return {"main memory": estimate.host, **estimate.devices, **workers}
+
+    def _memory(self) -> Iterator[str]:
+        """Yield lines on free memory."""
+        estimate = self.plan.estimate
         yield f"main memory: {size(self.free_bytes)} free, {size(self.room.host)} for all models"
         for name, free in self.device_free_bytes.items():
             if name in self.room.devices:

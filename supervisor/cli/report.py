@@ -23,7 +23,15 @@ from supervisor.diagnose import report as archive
 from supervisor.diagnose.doctor import run_checks
 from supervisor.diagnose.host_checks import Finding, secrets_of
 from supervisor.errors import CorralError
-from supervisor.output import CommandResult, colored, size, table, to_json
+from supervisor.output import (
+    CommandResult,
+    colored,
+    hanging,
+    size,
+    table,
+    terminal_columns,
+    to_json,
+)
 from supervisor.settings.load import Loaded, flatten, load
 from supervisor.system.files import check_new
 from supervisor.system.paths import Directories, directories
@@ -36,18 +44,23 @@ def doctor(config: Path | None) -> CommandResult:
     found = run_checks(config, directories())
     counts = {level: sum(finding.level == level for finding in found) for level in _STYLES}
     data = {"findings": [asdict(finding) for finding in found], **counts}
-    return CommandResult(data, render(found), exit_code=1 if counts["fail"] else 0)
+    return CommandResult(
+        data, render(found, terminal_columns()), exit_code=1 if counts["fail"] else 0
+    )
 
 
-def render(found: Sequence[Finding]) -> str:
+def render(found: Sequence[Finding], columns: int | None = None) -> str:
     width = max(len(finding.name) for finding in found)
-    indent = "\n" + " " * (width + 7)
+    if columns:  # a long name has its text below it
+        width = min(width, columns // 3)
     lines = []
     for finding in found:
-        level = colored(f"{finding.level:4}", _STYLES[finding.level])
-        fix = f"{indent}{colored('fix:', 'dim')} {finding.fix}" if finding.fix else ""
-        text = finding.text.replace("\n", indent)
-        lines.append(f"{level}  {finding.name:{width}} {text}{fix}")
+        begin = f"{finding.level:4}  {finding.name:{width}} "
+        text = f"{finding.text}\nfix: {finding.fix}" if finding.fix else finding.text
+        if columns is None:
+            text = text.replace("\n", "\n" + " " * len(begin))
+        level = colored(finding.level, _STYLES[finding.level])
+        lines.append(level + hanging(begin, text, columns).removeprefix(finding.level))
     return "\n".join([*lines, "", _verdict(found)])
 
 

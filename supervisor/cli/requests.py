@@ -17,7 +17,7 @@ from supervisor.cli.options import seconds_of
 from supervisor.daemon.control_client import Client
 from supervisor.daemon.control_messages import phase_text
 from supervisor.errors import HistoryUnavailable, NoSuchRequest, NotRunning, SettingsInvalid
-from supervisor.output import CommandResult, duration, table, warn
+from supervisor.output import CommandResult, duration, fit, table, terminal_columns, warn
 from supervisor.system.paths import directories
 
 _NONE: Final = "-"
@@ -37,13 +37,37 @@ _PHASES: Final[Mapping[str, str]] = {
 _WAITS: Final = ("queued_ms", "evict_ms", "load_ms")
 
 
-def request_rows(requests: Sequence[Mapping[str, Any]]) -> str:
-    return _table([*map(_ended_row, requests)])
+# The columns that narrow terminals leave out, in this order.
+IN_FLIGHT_LEAST: Final = ("SLOT", "INSTANCE", "CLIENT", "TOKENS", "TOKENS/S", "AGE")
+_ENDED_LEAST: Final = (
+    *("CLIENT", "TOKENS/S", "WAITED", "TOKENS", "PROMPT", "CACHED", "FIRST TOKEN"),
+    *("ENDED", "TOOK"),
+)
+_PREFIX: Final = "req_"
+_SHORT_CHARACTERS: Final = 8
+_LATEST: Final = 500  # among which a short id is looked up
 
 
-def _table(rows: Sequence[Mapping[str, str]]) -> str:
-    """Return a table of rows, each with the title of every column."""
-    return table([*rows[0]], [[*row.values()] for row in rows])
+def short_id(request_id: str) -> str:
+    """Return what terminals show of an id; commands find a request by it."""
+    return request_id.removeprefix(_PREFIX)[:_SHORT_CHARACTERS]
+
+
+def _begins(request_id: str, word: str) -> bool:
+    return request_id.startswith(word) or request_id.removeprefix(_PREFIX).startswith(word)
+
+
+def request_rows(requests: Sequence[Mapping[str, Any]], columns: int | None = None) -> str:
+    return _table([*map(_ended_row, requests)], columns, _ENDED_LEAST)
+
+
+def _table(rows: Sequence[Mapping[str, str]], columns: int | None, least: Sequence[str]) -> str:
+    """Return a table of rows, each with the title of every column; short ids on a terminal."""
+    cells = [
+        [short_id(text) if columns and title == "ID" else text for title, text in row.items()]
+        for row in rows
+    ]
+    return table(*fit([*rows[0]], cells, columns, least))
 
 
 def request_lines(request: Mapping[str, Any]) -> str:
@@ -167,13 +191,21 @@ def _time(ms: float | None) -> str:
 def list_requests() -> CommandResult:
     """List the requests in flight, oldest first."""
     found = Client(directories().control_socket).requests()
-    text = _table([*map(in_flight_row, found)]) if found else "no request is in flight"
-    return CommandResult(found, text)
+    return CommandResult(found, in_flight_rows(found, terminal_columns()))
+
+
+def in_flight_rows(requests: Sequence[RequestStats], columns: int | None) -> str:
+    if not requests:
+        return "no request is in flight"
+    return _table([*map(in_flight_row, requests)], columns, IN_FLIGHT_LEAST)
 
 
 def cancel(request_id: str) -> CommandResult:
-    Client(directories().control_socket).cancel_request(request_id)
-    return CommandResult({"id": request_id}, f"cancelled {request_id}")
+    client = Client(directories().control_socket)
+    ids = [request.id for request in client.requests() if _begins(request.id, request_id)]
+    found = ids[0] if len(ids) == 1 else request_id
+    client.cancel_request(found)
+    return CommandResult({"id": found}, f"cancelled {found}")
 
 
 def in_flight_row(request: RequestStats) -> dict[str, str]:
@@ -199,14 +231,15 @@ def list_past(query: HistoryQuery, since: str | None = None) -> CommandResult:
     if since is not None:
         query = replace(query, since=since_of(since, datetime.now(UTC)))
     found = list(reversed(read_past_requests(query)))
-    return CommandResult(found, request_rows(found) if found else "no such request is stored")
+    text = request_rows(found, terminal_columns()) if found else "no such request is stored"
+    return CommandResult(found, text)
 
 
 def show(request_id: str) -> CommandResult:
     for request in read_running_requests():
-        if request["id"] == request_id:
+        if _begins(str(request["id"]), request_id):
             return CommandResult({"state": "in_flight", **request}, running_lines(request))
-    found = read_past_requests(HistoryQuery(limit=2, request_id=request_id))
+    found = find_past_requests(request_id)
     if not found:
         raise NoSuchRequest(
             f"no request has the id {request_id}", hint="corral requests --last 20 lists some"
@@ -256,6 +289,14 @@ def read_past_requests(query: HistoryQuery) -> Sequence[StoredRequest]:
     """Return ended requests, the latest first; works without a daemon."""
     found: Sequence[StoredRequest] = ask_records("requests", query, ())
     return found
+
+
+def find_past_requests(request_id: str) -> Sequence[StoredRequest]:
+    """Return the ended requests of an id, or of the latest id that begins so."""
+    if found := read_past_requests(HistoryQuery(limit=2, request_id=request_id)):
+        return found
+    latest = read_past_requests(HistoryQuery(limit=_LATEST))
+    return [found for found in latest if _begins(str(found["id"]), request_id)][:1]
 
 
 def ask_records(question: str, asked: object, nothing: object) -> Any:

@@ -12,7 +12,17 @@ from typing import Final
 from supervisor.daemon import control_messages as messages
 from supervisor.daemon.control_client import Client
 from supervisor.errors import NotRunning
-from supervisor.output import CommandResult, colored, duration, size, table
+from supervisor.output import (
+    CommandResult,
+    colored,
+    duration,
+    hanging,
+    is_fitting,
+    one_line,
+    size,
+    table,
+    terminal_columns,
+)
 from supervisor.system.paths import directories
 
 _HEAD = ("INSTANCE", "STATE", "PID", "SLOTS", "TOK/S", "MEMORY", "UP", "RESTARTS")
@@ -211,16 +221,33 @@ def show_tiers() -> CommandResult:
         for status in found.models
         if status.not_saved_reason
     ]
-    return CommandResult(found, tiers_text(found, datetime.now(tz=UTC)), tuple(notes))
+    text = tiers_text(found, datetime.now(tz=UTC), terminal_columns())
+    return CommandResult(found, text, tuple(notes))
 
 
-def tiers_text(found: messages.CachesStatus, now: datetime) -> str:
+def tiers_text(found: messages.CachesStatus, now: datetime, columns: int | None = None) -> str:
     models = found.models
     if not models:
         return "no model, and nothing on disk"
     rows = [row for status in models for row in _rows(status)]
     lines = [line for status in models for line in (*_files(status, now), *_held(status))]
-    return "\n".join([table(_TIERS_HEAD, rows), *lines, *_disk(found.disk)])
+    lines += _disk(found.disk)
+    if is_fitting(_TIERS_HEAD, rows, columns):
+        tables = [table(_TIERS_HEAD, rows)]
+    else:
+        tables = [text for status in models for text in _narrow_tiers(status, columns)]
+    return "\n".join([*tables, *(hanging("", line, columns) for line in lines)])
+
+
+def _narrow_tiers(status: messages.CacheStatus, columns: int | None) -> Iterator[str]:
+    """Yield the tiers of a model below its name; what they hold stands below their figures."""
+    rows = [*_rows(status)]
+    yield colored(one_line(status.model), "bold")
+    yield table(("TIER", *_TIERS_HEAD[3:]), [(row[1], *row[3:]) for row in rows])
+    for row in rows:
+        if row[2] not in {"", _NONE}:
+            yield hanging(f"{row[1]}: ", row[2], columns)
+    yield ""
 
 
 def _rows(status: messages.CacheStatus) -> Iterator[tuple[str, ...]]:

@@ -13,11 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from proxy.observe.past import RequestStats
-from supervisor.cli.requests import in_flight_row
+from supervisor.cli.requests import IN_FLIGHT_LEAST, in_flight_row, short_id
 from supervisor.daemon.control_client import Client
 from supervisor.daemon.control_messages import DaemonStatus, InstanceStatus, ModelStatus, state_text
 from supervisor.errors import CorralError
-from supervisor.output import duration, one_line, size
+from supervisor.output import duration, fit, one_line, size
 
 _INSTANCES_MIN: Final = 3
 
@@ -91,7 +91,7 @@ def cancel(client: Client, request_id: str) -> str:
         client.cancel_request(request_id)
     except CorralError as error:
         return error.message
-    return f"cancelled {request_id}"
+    return f"cancelled {short_id(request_id)}"
 
 
 ORDERS: Final[Mapping[str, Order]] = dict(zip("amtncp", _BY, strict=True))
@@ -122,7 +122,7 @@ def with_sample(view: View, sample: Sample) -> View:
         note = "the daemon was started again"
     asking = view.asking if view.asking in ids else None
     if view.asking and not asking:
-        note = f"{view.asking} has ended"
+        note = f"{short_id(view.asking)} has ended"
     selected = view.selected
     if selected is not None and selected not in ids:
         selected = ids[min(view.ids.index(selected), len(ids) - 1)] if ids else None
@@ -164,30 +164,15 @@ def _select(view: View, key: str) -> View:
 _NONE: Final = "-"
 
 
-# The columns, and the width from which a terminal shows each.
-INSTANCE_COLUMNS: Final = {
-    "MODEL": 70,
-    "QUEUED": 50,
-    "INSTANCE": 0,
-    "STATE": 0,
-    "SLOTS": 0,
-    "TOKENS/S": 40,
-    "MEMORY": 60,
-    "UP": 80,
-    "RESTARTS": 80,
-    "PROBLEM": 100,
-}
-REQUEST_COLUMNS: Final = {
-    "ID": 0,
-    "AGE": 0,
-    "MODEL": 40,
-    "INSTANCE": 90,
-    "SLOT": 90,
-    "CLIENT": 80,
-    "PHASE": 0,
-    "TOKENS": 60,
-    "TOKENS/S": 50,
-}
+INSTANCE_COLUMNS: Final = (
+    *("MODEL", "QUEUED", "INSTANCE", "STATE", "SLOTS", "LOAD"),
+    *("TOKENS/S", "MEMORY", "UP", "RESTARTS"),
+)
+# What narrow terminals leave out, in this order; the name of an instance has that of its model.
+_INSTANCE_LEAST: Final = (
+    *("RESTARTS", "UP", "MODEL", "MEMORY", "LOAD", "QUEUED", "TOKENS/S", "SLOTS"),
+)
+_BAR_CELLS: Final = 8
 _FIGURES: Final = frozenset(
     ["QUEUED", "SLOTS", "SLOT", "TOKENS/S", "TOKENS", "MEMORY", "UP", "AGE", "RESTARTS"]
 )
@@ -218,8 +203,28 @@ def instance_rows(status: DaemonStatus, requests: Sequence[RequestStats]) -> lis
     rows = [row for model in status.models for row in _model_rows(model, queued[model.name], rates)]
     for node in status.nodes:
         cells = ("node", _NONE, node.name, node.state, f"{node.slots_busy}/{node.slots}")
-        rows.append((*cells, *[_NONE] * 4, node.reason or ""))
+        rows.append((*cells, _bar(node.slots_busy, node.slots), *[_NONE] * 4))
     return [_clean_cells(row) for row in rows]
+
+
+def problems(status: DaemonStatus) -> list[str]:
+    """Return a line for each model, instance and node that has a problem."""
+    found: list[tuple[str, str]] = []
+    for model in status.models:
+        for instance in model.instances:
+            error = instance.error
+            text = error["message"] if error else next(iter(instance.warnings), "")
+            found.append((instance.name, text))
+        if not model.instances:
+            found.append((model.name, model.reason or ""))
+    found += ((node.name, node.reason or "") for node in status.nodes)
+    return [one_line(f"{name}: {text}") for name, text in found if text]
+
+
+def _bar(done: int, total: int) -> str:
+    cells = min(total, _BAR_CELLS)
+    full = -(-cells * done // total) if total else 0
+    return "█" * full + "░" * (cells - full)
 
 
 def _rates(requests: Iterable[RequestStats]) -> dict[str | None, float]:
@@ -238,22 +243,21 @@ def _model_rows(
         yield *first, *_instance_cells(model, instance, rates.get(instance.name))
         first = ("", "")
     if not model.instances:
-        yield *first, _NONE, model.state, *[_NONE] * 5, model.reason or ""
+        yield *first, _NONE, model.state, *[_NONE] * 6
 
 
 def _instance_cells(
     model: ModelStatus, instance: InstanceStatus, rate: float | None
 ) -> tuple[str, ...]:
-    error = instance.error
     return (
         instance.name,
         state_text(model, instance),
         f"{instance.slots_busy}/{instance.slots}",
+        _bar(instance.slots_busy, instance.slots),
         f"{rate:.1f}" if rate else _NONE,
         size(instance.memory_bytes),
         duration(instance.up_s),
         str(instance.restarts),
-        error["message"] if error else next(iter(instance.warnings), ""),
     )
 
 
@@ -274,8 +278,8 @@ _STYLES: Final = {
 }
 # Two lines about the daemon, notes, keys, and above each table an empty line and a head.
 _OTHER_LINES: Final = 8
+_PROBLEM_LINES_MAX: Final = 4
 _MARK: Final = ">"
-_ID_MAX_CELLS: Final = 30
 # In a pipe, no row is cut and no column is left out.
 _UNLIMITED: Final = 10_000
 
@@ -317,56 +321,63 @@ def _tables(view: View, sample: Sample, area: Size) -> Iterator[RenderableType]:
         return
     instances = instance_rows(sample.status, sample.requests)
     requests = sort_requests(sample.requests, view.order, is_reversed=view.is_reversed)
-    rows_left = area[1] - _OTHER_LINES
+    is_limited = area[1] != _UNLIMITED
+    found = problems(sample.status)
+    told = found[:_PROBLEM_LINES_MAX] if is_limited else found
+    rows_left = area[1] - _OTHER_LINES - len(told)
     instance_count, request_count = share_rows(rows_left, len(instances), len(requests))
     yield Text("")
-    yield _table(INSTANCE_COLUMNS, instances[:instance_count], area)
+    yield _table(INSTANCE_COLUMNS, instances[:instance_count], area, _INSTANCE_LEAST)
+    for line in told:
+        yield Text(line, "red")
     hidden = len(instances) - instance_count
     yield Text(f"and {hidden} more" if hidden else "")
     chosen = next((i for i, request in enumerate(requests) if request.id == view.selected), None)
     first = first_row(chosen, len(requests), request_count)
-    listed = requests[first : first + request_count]
+    listed = [in_flight_row(request) for request in requests[first : first + request_count]]
     marked = -1 if chosen is None else chosen - first
-    if requests:
-        rows = [_clean_cells(in_flight_row(request).values()) for request in listed]
-        if area[1] != _UNLIMITED:  # the mark is a character, which each terminal shows
+    if listed:
+        rows = [_clean_cells(row.values()) for row in listed]
+        if area[0] != _UNLIMITED:
+            # The mark is a character, which each terminal shows.
             marks = (_MARK if number == marked else " " for number in range(len(rows)))
-            rows = [(f"{mark} {row[0]}", *row[1:]) for mark, row in zip(marks, rows, strict=True)]
-        yield _table(REQUEST_COLUMNS, rows, area)
-    else:
+            rows = [
+                (f"{mark} {short_id(row[0])}", *row[1:])
+                for mark, row in zip(marks, rows, strict=True)
+            ]
+        yield _table([*listed[0]], rows, area, IN_FLIGHT_LEAST)
+    elif not requests:
         yield Text("no request is in flight")
 
 
-def _table(columns: Mapping[str, int], rows: Sequence[tuple[str, ...]], area: Size) -> Table:
-    kept = [
-        (i, title)
-        for i, (title, from_width) in enumerate(columns.items())
-        if area[0] >= from_width and (title != "PROBLEM" or any(row[i] for row in rows))
-    ]
+def _table(
+    columns: Sequence[str], rows: Sequence[tuple[str, ...]], area: Size, least: Sequence[str]
+) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for _, title in kept:
+    titles, cells = fit(columns, rows, area[0], least)
+    for number, title in enumerate(titles):
+        longest = max(map(len, (title, *(row[number] for row in cells))))
         table.add_column(
             title,
             justify="right" if title in _FIGURES else "left",
             no_wrap=True,
             overflow="ellipsis",
-            max_width=_ID_MAX_CELLS if title == "ID" and area[1] != _UNLIMITED else None,
+            min_width=min(longest, area[0]),
         )
-    for row in rows:
+    for row in cells:
         style = "reverse" if row[0].startswith(_MARK) else None
-        table.add_row(*(Text(row[i], _style(title, row[i])) for i, title in kept), style=style)
+        texts = (Text(text, _style(title, text)) for title, text in zip(titles, row, strict=True))
+        table.add_row(*texts, style=style)
     return table
 
 
 def _style(title: str, text: str) -> str:
-    if title == "STATE":
-        return _STYLES.get(text.partition(" ")[0], "")
-    return "red" if title == "PROBLEM" else ""
+    return _STYLES.get(text.partition(" ")[0], "") if title == "STATE" else ""
 
 
 def _note(view: View) -> Text:
     if view.asking:
-        return Text(one_line(f"cancel {view.asking}? y or n"), "bold yellow")
+        return Text(one_line(f"cancel {short_id(view.asking)}? y or n"), "bold yellow")
     return Text(one_line(view.note), "yellow")
 
 

@@ -183,3 +183,6 @@ def test_json_has_the_answer_and_its_request(corral: CorralCli, tiny_model: Path
     assert data["timings"]["predicted_n"] == 8
     past = corral.data("requests", "--last", "1")[0]
     assert past["id"] == data["request"]
+    short = data["request"].removeprefix("req_")[:8]
+    assert corral.data("requests", "show", short)["id"] == data["request"]
+    assert short in corral.ok("explain", short)

@@ -25,9 +25,9 @@ class Screen(Terminal):
         return text in "\n".join(self.lines())
 
     def requests(self) -> list[str]:
-        """The listed ids of requests, as far as a narrow terminal shows them."""
-        found = (re.search(r"\breq_\w{8}", line) for line in self.lines()[:-2])
-        return [entry[0] for entry in found if entry]
+        """The listed short ids of requests."""
+        found = (re.match(r"[> ] ([0-9a-f]{8})\b", line) for line in self.lines()[:-2])
+        return [entry[1] for entry in found if entry]
 
     def end(self) -> int:
         code = super().end()

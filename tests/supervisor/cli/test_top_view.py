@@ -38,12 +38,12 @@ def test_a_frame_has_instances_queues_and_requests() -> None:
     assert (
         "1 of 3 instances ready · 3 of 12 slots busy · 3 requests, 1 queued · 4.0 tokens" in text[1]
     )
-    assert words(text[4])[:6] == ["chat", "1", "chat.0", "ready", "1/4", "4.0"]
+    assert words(text[4])[:6] == ["chat", "1", "chat.0", "ready", "1/4", "█░░░"]
     assert words(text[5])[:2] == ["chat.1", "starting 43%"]
-    assert words(text[6])[-2:] == ["0", "no room"]
-    assert words(text[9])[:2] == ["first", "1m 05s"]
-    assert "prefill 40 of 100" in text[10]
-    assert "queued, place 2" in text[11]
+    assert text[7] == "code.0: no room"
+    assert words(text[10])[:2] == ["first", "1m 05s"]
+    assert "prefill 40 of 100" in text[11]
+    assert "queued, place 2" in text[12]
 
 
 @pytest.mark.parametrize("columns", [1, 10, 20, 40, 60, 80, 100, 200])
