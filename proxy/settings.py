@@ -340,10 +340,10 @@ class ProxySettings(SettingsTable):
     queue_timeout_s: float = Field(120, ge=0, le=86_400)
     """seconds a request may wait for a slot or for its model to load"""
     policy: Policy = "affinity"
-    """which engine gets a request: affinity (the one that caches the conversation), least-busy or
+    """the engine that gets a request: affinity (it caches the conversation), least-busy or
     round-robin"""
     share_caches: Literal["all", "key"] = "all"
-    """whose requests may use the caches of a prompt: those of all API keys, or only of its own key
+    """requests that may use the caches of a prompt: those of all API keys, or only of the same key
     (without API keys: all)"""
     default_model: Text | None = None
     """name of the model for requests without one; unset: the only model, if there is just one"""
@@ -351,8 +351,8 @@ class ProxySettings(SettingsTable):
     """by model that only nodes have: models, aliases or variants that answer its chats while no
     node serves it; the first that can answers"""
     prompt_rules: dict[Text, tuple[PromptRule, ...]] = Field(default_factory=dict, max_length=1024)
-    """by client (an API key, an address, or the program that its User-Agent begins with): what is
-    done to its system prompts and tools, so that more of them is found in caches; freeze:KIND keeps
+    """by client (an API key, an address, or the program that its User-Agent begins with): the
+    changes to its system prompts and tools, so that caches have more of them; freeze:KIND keeps
     the values of a session's first request, move:KIND moves lines with such values to the end,
     sort-tools sorts tools by name"""
     load_for_others: Literal["never", "idle"] = "never"
@@ -410,7 +410,7 @@ class ProxySettings(SettingsTable):
     @model_validator(mode="after")
     def _has_a_ui_address(self) -> Self:
         if self.engine_ui in {self.listen, self.ollama.listen} and self.engine_ui is not None:
-            raise ValueError("engine_ui: the address is taken; the web UI needs one of its own")
+            raise ValueError("engine_ui: the address is taken; the web UI needs a separate address")
         return self
 
     @model_validator(mode="after")

@@ -180,7 +180,7 @@ def reload(dry_run: bool = False) -> None:
     with 1 if a changed model did not start; its old process then continues.
 
     Args:
-        dry_run: Show what would change; change nothing.
+        dry_run: Show the changes; apply none.
     """
 
 
@@ -330,15 +330,15 @@ def explain(
 ) -> CommandResult:
     """Show why a request took so long, or missed the cache.
 
-    With --client: what a client changes in its prompts, what that costs, and the prompt rules that
+    With --client: the changes of a client in its prompts, their cost, and the prompt rules that
     undo it. With --capture and --rule: a prompt of `corral capture`, before and after.
 
     Args:
         request_id: From `corral requests --last 20`. Unset: the latest.
-        client: What this API key or address changes in its prompts.
+        client: The changes of this API key or address in its prompts.
         since: With --client: 90s, 15m, 1h, 2d, or a date.
         rules: With --capture: such as move:date, or sort-tools.
-        capture_file: Show what rules change in a prompt of this capture, its last.
+        capture_file: Show the last prompt of this capture before and after the rules.
     """
     from supervisor.cli import history
 
@@ -367,15 +367,15 @@ def bench(  # noqa: PLR0913, PLR0917 (a command has its options)
 ) -> None:
     """Measure a model under several profiles, side by side.
 
-    It starts engines of its own; a running daemon is not disturbed. Without --profiles:
+    It starts separate engines; a running daemon is not disturbed. Without --profiles:
     llama-server's own defaults against the model's profile. Each round starts every variant once,
     in another order. Ctrl-C keeps the results so far (exit code 130).
 
     Args:
         model: A name from corral.toml, or a GGUF.
         profiles: Profiles to compare, with commas; `plain` is llama-server's own defaults.
-        workload: What to measure, with commas: chat, long-prompt, generation, concurrent, batch,
-            embedding, yours. Unset: all that suit the model.
+        workload: Workloads to measure, with commas: chat, long-prompt, generation, concurrent,
+            batch, embedding, yours. Unset: all that suit the model.
         repeats: Rounds. Unset: 5.
         minutes: As many rounds as fit in this time.
         seed: Repeat the texts and the order of an earlier run.
@@ -438,12 +438,12 @@ def tune(  # noqa: PLR0913, PLR0917 (a command has its options)
 ) -> CommandResult:
     """Search for the flags with which a model runs best on this machine.
 
-    Measures variants of its profile on engines of its own, beside the daemon. The best one is
+    Measures variants of its profile on separate engines, beside the daemon. The best one is
     written to profiles.d/MODEL.toml if it is really faster and its answers are as good.
 
     Args:
         model: From corral.toml, fetched, or a GGUF file.
-        goal: What to improve: one answer, all streams together, or peak memory.
+        goal: The figure to improve: one answer, all streams together, or peak memory.
         minutes: Time to search.
         seed: Seed for the order of measurements.
         undo: Restore the profile before the last tuning.

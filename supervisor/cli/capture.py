@@ -397,7 +397,7 @@ def _daemon(where: Directories, model: str) -> experiment.Target:
     if status.tls_cert or found.hostname is None or found.port is None:
         raise errors.SettingsInvalid(
             "a replay against a daemon with TLS is not possible",
-            hint="without --daemon, the replay starts an engine of its own",
+            hint="without --daemon, the replay starts a separate engine",
         )
     endpoint = Endpoint(
         host=f"[{found.hostname}]" if ":" in found.hostname else found.hostname, port=found.port

@@ -310,5 +310,5 @@ class _Planned:
         if self.replicas.count > 1:
             yield (
                 f"{self.replicas.count} instances ({self.replicas.reason}), each with "
-                f"{size(estimate.own_bytes)} of its own"
+                f"{size(estimate.own_bytes)} for itself"
             )

@@ -214,7 +214,7 @@ def check_tools(settings: Settings) -> Iterator[Finding]:
     addresses = " and ".join(outside_addresses(settings.proxy))
     has_keys = settings.proxy.api_keys_file is not None
     who = WITH_TOOLS_KEY if has_keys else "without a key"
-    text, fix = f"for programs of this machine {who}", "unset engine_tools if nobody uses it"
+    text, fix = f"for programs of this machine {who}", "unset engine_tools if no client uses it"
     if addresses:
         others = f"other machines reach {addresses}, and so the tools {who}"
         text = f"DANGER: {others}" if has_keys else f"{text}; other machines need a key"

@@ -63,7 +63,7 @@ def embedding_slots(settings: SettingsByFlag, gguf: Gguf) -> SettingsByFlag:
     count = slots(values(shape))
     if count == 1 or use.can_split:
         return shape
-    reason = f"with caches of their own, {count} slots would return vectors of parts of their texts"
+    reason = f"with separate caches, {count} slots would return vectors of parts of their texts"
     return {**shape, "kv-unified": Setting(value=True, origin=CORRAL, reason=reason)}
 
 

@@ -141,8 +141,8 @@ class ModelSettings(ResidencyPolicy):
 
     on_out_of_memory: Literal["reduce", "fail"] = "reduce"
     """after its engine ran out of memory while it loaded: start it with a shorter context, then a
-    quantised KV cache, then fewer layers on devices, each once and never what this table sets; or
-    fail"""
+    quantised KV cache, then fewer layers on devices, each once and never a value of
+    this table; or fail"""
 
     @property
     def fixed_adapter_option(self) -> str | None:
@@ -199,7 +199,7 @@ class Settings(BaseModel):
     models: dict[tables.ModelName, ModelSettings] = Field(default_factory=dict)
     """the models, by the name clients use"""
     models_dir: tuple[ExpandedPath, ...] | ExpandedPath = ()
-    """directories with GGUF files, one or several; `corral model list` shows what is below them"""
+    """directories with GGUF files, one or several; `corral model list` shows their files"""
     serve_found: bool = False
     """serve all models of `corral model list` by name, each loaded by its first request"""
     nodes: dict[tables.NodeName, NodeSettings] = Field(default_factory=dict)
