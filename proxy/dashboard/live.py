@@ -115,8 +115,6 @@ TICK_S: Final = 0.25
 _CACHES: Final[Mapping[str, str]] = {
     "expected_tokens": "expected_cached_tokens",
     "expected_tokens_found": "expected_tokens_found",
-    "found_tokens": "cached_tokens",
-    "computed_tokens": "prompt_tokens",
 }
 
 
@@ -171,10 +169,14 @@ class LiveState:
 
     def _observe(self, now_s: float) -> Observed:
         host, core = self._host, self._core
-        disk_tokens = (
-            (model, tiers[Tier.DISK].tokens)
-            for model, tiers in core.router.cache_use.models.items()
-        )
+        uses = core.router.cache_use.models
+        tiers = {
+            f"{'computed' if tier is Tier.NONE else tier}_tokens": [
+                (model, used[tier].tokens) for model, used in uses.items()
+            ]
+            for tier in Tier
+        }
+        saved = [(model, sum(use.saved_s for use in used.values())) for model, used in uses.items()]
         phase = "stopping" if core.server_state.is_draining else "serving"
         return Observed(
             now_s,
@@ -191,7 +193,8 @@ class LiveState:
             self._rates.latest(),
             caches_of(
                 {name: self._by_model(counter) for name, counter in _CACHES.items()}
-                | {"disk_tokens": disk_tokens}
+                | tiers
+                | {"saved_s": saved}
             ),
         )
 

@@ -159,8 +159,8 @@ class Observed:
     nodes: Sequence[NodeStats] = ()
     memory: Mapping[str, HostMemory] = field(default_factory=dict)
     rates: Mapping[str, Any] = field(default_factory=dict)
-    # by model: prompt tokens expected in the cache, expected tokens found, all found tokens, those
-    # from disk, and computed tokens
+    # by model: prompt tokens expected in the cache, expected tokens found, tokens by the tier in
+    # which they were found, computed tokens, and the seconds of computing that caches saved
     caches: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def at_s(self, monotonic_s: float) -> float:

@@ -66,7 +66,7 @@ export function share(part, total) {
 
 // Enough of a request's id to tell it from others: the prefix is that of all.
 export function shortId(id) {
-  return id.replace(/^req_/, "").slice(0, 8);
+  return id.replace(/^(req|chat)_/, "").slice(0, 8);
 }
 
 export function text(value) {

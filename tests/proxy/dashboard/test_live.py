@@ -175,4 +175,7 @@ async def test_what_came_from_disk_is_among_the_caches(proxy: ProxyHarness) -> N
         proxy.router.finish(lease, Completion(Timings(300, 20, 10.0, 4, 40.0)))
     async with live(proxy) as stream:
         first = await stream.until("snapshot")
-        assert first["state"]["caches"]["chat"]["disk_tokens"] == 300
+        caches = first["state"]["caches"]["chat"]
+        assert (caches["disk_tokens"], caches["computed_tokens"]) == (300, 20)
+        assert caches["slot_tokens"] == caches["host_cache_tokens"] == 0
+        assert caches["saved_s"] >= 0
