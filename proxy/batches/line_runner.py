@@ -20,7 +20,6 @@ from datetime import UTC, datetime
 from typing import Final
 
 from prometheus_client import Metric
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from proxy.auth.api_keys import ApiKeys
 from proxy.auth.keys_file import Key
@@ -29,6 +28,7 @@ from proxy.batches import records, rows
 from proxy.batches.database import Database
 from proxy.batches.lines import RequestLine
 from proxy.batches.own_requests import OwnAnswer, OwnRequests
+from proxy.observe.metrics import counter, gauge
 from proxy.observe.record import Emit
 from proxy.request.models import ModelLoader, ModelNames
 from proxy.settings import JobSettings
@@ -88,26 +88,10 @@ class JobReporter:
 
     def collect(self) -> Iterator[Metric]:
         active = Counter(self._active.values())
-        batches = GaugeMetricFamily(
-            "corral_batches", "Batches that have not ended, by status.", labels=("status",)
-        )
-        ended = CounterMetricFamily(
-            "corral_batches_ended", "Batches that have ended, by status.", labels=("status",)
-        )
-        lines = CounterMetricFamily(
-            "corral_batch_lines", "Lines of batches with a result, by outcome.", labels=("outcome",)
-        )
-        counts = ((status, active[status]) for status in records.ACTIVE)
-        for family, found in (
-            (batches, counts),
-            (ended, self._ended.items()),
-            (lines, self._lines.items()),
-        ):
-            for label, count in found:
-                family.add_metric((label,), count)
-            yield family
-        text = "Whether batches are paused because their database cannot be used."
-        yield GaugeMetricFamily("corral_batches_paused", text, value=float(self._is_paused))
+        yield gauge("batches", {(status,): active[status] for status in records.ACTIVE})
+        yield counter("batches_ended", {(status,): n for status, n in self._ended.items()})
+        yield counter("batch_lines", {(outcome,): n for outcome, n in self._lines.items()})
+        yield gauge("batches_paused", {(): float(self._is_paused)})
 
 
 _BUSY: Final = frozenset({429, 503})

@@ -185,8 +185,6 @@ class Conversations:
 
 @dataclass(slots=True, eq=False)
 class _Edge:
-    """Consecutive blocks."""
-
     blocks: array[int]
     holders: int  # Set of holders that have all of them.
     has_fork: bool = False  # Whether other edges continue from its end.

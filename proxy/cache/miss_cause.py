@@ -248,8 +248,6 @@ _SHARED_MIN_BLOCKS: Final = 2
 
 @dataclass(slots=True, eq=False)
 class RecentPrompt:
-    """A prompt and its answer."""
-
     request_id: str
     client: int
     run: Run

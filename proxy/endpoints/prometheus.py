@@ -11,16 +11,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import accumulate
 from typing import Final
 
 from prometheus_client import Metric, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from proxy.cache.save_policy import OperationCounts
 from proxy.common.background_tasks import FAILURES
 from proxy.endpoints.slots import SlotTotals, all_slots, totals_of
 from proxy.observe import metrics
+from proxy.observe.metrics import Values, counter, gauge, histogram
 from proxy.observe.record import InFlight, InFlightRequest, Report
 from proxy.request.models import ModelInfo
 from proxy.router.lease import InstanceStats
@@ -54,24 +53,24 @@ def cache_metrics(router: Router) -> Iterator[Metric]:
     """Yield the counters of caches and slot files since the start."""
     uses, storage = router.cache_use.models, router.storage.counts
     for name, of_tier in _BY_TIER.items():
-        by_tier: _Values = {
+        by_tier: Values = {
             (model, tier): of_tier(use[tier]) for model, use in uses.items() for tier in use
         }
-        yield _counter(name, by_tier)
+        yield counter(name, by_tier)
     for name, of_operation in _BY_OPERATION.items():
-        done: _Values = {
+        done: Values = {
             (model, operation): of_operation(counts[operation])
             for model, counts in storage.items()
             for operation in counts
         }
-        yield _counter(name, done)
-    skipped: _Values = dict(router.saves_skipped.items())
-    yield _counter("slot_file_saves_skipped", skipped)
+        yield counter(name, done)
+    skipped: Values = dict(router.saves_skipped.items())
+    yield counter("slot_file_saves_skipped", skipped)
     ahead = router.next_turns.counts
     for name, of_model in _AHEAD.items():
-        values: _Values = {(model,): of_model(counts) for model, counts in ahead.items()}
-        yield _counter(name, values)
-    tokens: _Values = {
+        values: Values = {(model,): of_model(counts) for model, counts in ahead.items()}
+        yield counter(name, values)
+    tokens: Values = {
         (model, result): count
         for model, counts in ahead.items()
         for result, count in (
@@ -80,22 +79,20 @@ def cache_metrics(router: Router) -> Iterator[Metric]:
             ("missed", counts.missed_tokens),
         )
     }
-    yield _counter("next_turn_tokens", tokens)
+    yield counter("next_turn_tokens", tokens)
     holds = {model: queue.holds for model, queue in router.queues.items()}
-    ended: _Values = {
+    ended: Values = {
         (model, result): count
         for model, its in holds.items()
         for result, count in its.counts.items()
     }
-    yield _counter("slot_holds", ended)
-    yield _counter("slot_hold_seconds", {(model,): its.held_s for model, its in holds.items()})
+    yield counter("slot_holds", ended)
+    yield counter("slot_hold_seconds", {(model,): its.held_s for model, its in holds.items()})
 
 
-_PREFIX: Final = "corral_"
 _ENDS: Final = ("requests_finished", "requests_failed", "requests_cancelled")
 # An engine answers only between two passes; `/corral/v1/slots` should seldom wait for that.
 _PASSES_AGE_MAX_S: Final = 10.0
-_Values = Mapping[tuple[str, ...], float]
 
 _OF_INSTANCE: Final[Mapping[str, Callable[[InstanceStats, SlotTotals], float]]] = {
     "slots": lambda _, totals: totals.num_slots,
@@ -181,16 +178,17 @@ class Metrics:
         counts = self._counters.counts
         yield from self._requests(instances, in_flight, counts)
         for name in metrics.COUNTERS:
-            yield _counter(name, counts[name])
-        failures: _Values = {(task,): count for task, count in FAILURES.counts.items()}
-        yield _counter("task_failures", failures)
+            yield counter(name, counts[name])
+        failures: Values = {(task,): count for task, count in FAILURES.counts.items()}
+        yield counter("task_failures", failures)
         yield from cache_metrics(router)
-        yield from _histograms(self._counters)
+        for name, bounds in metrics.HISTOGRAMS.items():
+            yield histogram(name, bounds, self._counters.histograms[name])
         yield from _queues(router.queues.stats())
         yield from _instances(instances, self._clock())
         yield _kv_cache(instances)
         is_read = {_labels(reading.upstream): float(bool(reading.families)) for reading in readings}
-        yield _gauge("engine_scrape_success", is_read)
+        yield gauge("engine_scrape_success", is_read)
         yield from metrics.merge_families(
             family for reading in readings for family in reading.families
         )
@@ -215,11 +213,11 @@ class Metrics:
         )
         # By model alone, because a retry moves a request to another instance.
         accepted = Counter[tuple[str, ...]]()
-        for counter in (in_flight, *(counts[end] for end in _ENDS)):
-            for (model, _), count in counter.items():
+        for ended in (in_flight, *(counts[end] for end in _ENDS)):
+            for (model, _), count in ended.items():
                 accepted[model,] += count
-        yield _counter("requests_accepted", accepted)
-        yield _gauge("requests_in_flight", in_flight)
+        yield counter("requests_accepted", accepted)
+        yield gauge("requests_in_flight", in_flight)
 
 
 def _engines(router: Router) -> list[Upstream]:
@@ -251,28 +249,17 @@ class VisibleMetrics:
         return not model or model in self._models
 
 
-def _histograms(counters: metrics.RequestCounters) -> Iterator[Metric]:
-    for name, bounds in metrics.HISTOGRAMS.items():
-        labels, text = metrics.families()[name]
-        family = HistogramMetricFamily(_PREFIX + name, text, labels=labels)
-        edges = [*(str(float(bound)) for bound in bounds), "+Inf"]
-        for values, histogram in counters.histograms[name].items():
-            sums = accumulate(histogram.counts)
-            family.add_metric(values, list(zip(edges, sums, strict=True)), histogram.total)
-        yield family
-
-
 def _queues(queues: Mapping[str, QueueStats]) -> Iterator[Metric]:
-    waiting: _Values = {
+    waiting: Values = {
         (model, priority): count
         for model, queue in queues.items()
         for priority, count in (("interactive", queue.interactive), ("batch", queue.batch))
     }
-    oldest_s: _Values = {(model,): queue.oldest_wait_s for model, queue in queues.items()}
-    expected_s: _Values = {(model,): queue.expected_wait_s for model, queue in queues.items()}
-    yield _gauge("requests_waiting", waiting)
-    yield _gauge("oldest_wait_seconds", oldest_s)
-    yield _gauge("expected_wait_seconds", expected_s)
+    oldest_s: Values = {(model,): queue.oldest_wait_s for model, queue in queues.items()}
+    expected_s: Values = {(model,): queue.expected_wait_s for model, queue in queues.items()}
+    yield gauge("requests_waiting", waiting)
+    yield gauge("oldest_wait_seconds", oldest_s)
+    yield gauge("expected_wait_seconds", expected_s)
 
 
 def _kv_cache(instances: Iterable[InstanceStats]) -> Metric:
@@ -282,32 +269,16 @@ def _kv_cache(instances: Iterable[InstanceStats]) -> Metric:
         if instance.in_service:
             slots[instance.upstream.model] += instance.upstream.slots
             leased[instance.upstream.model] += len(instance.leases)
-    ratios: _Values = {(model,): leased[model] / count for model, count in slots.items() if count}
-    return _gauge("kv_cache_usage_ratio", ratios)
+    ratios: Values = {(model,): leased[model] / count for model, count in slots.items() if count}
+    return gauge("kv_cache_usage_ratio", ratios)
 
 
 def _instances(instances: Sequence[InstanceStats], now_s: float) -> Iterator[Metric]:
     totals = [(instance, totals_of(all_slots([instance], now_s))) for instance in instances]
     for name, value in _OF_INSTANCE.items():
         values = {_labels(instance.upstream): value(instance, total) for instance, total in totals}
-        yield _gauge(name, values)
+        yield gauge(name, values)
 
 
 def _labels(upstream: Upstream) -> tuple[str, ...]:
     return upstream.model, upstream.name
-
-
-def _counter(name: str, values: _Values) -> Metric:
-    labels, text = metrics.families()[name]
-    return _add_values(CounterMetricFamily(_PREFIX + name, text, labels=labels), values)
-
-
-def _gauge(name: str, values: _Values) -> Metric:
-    labels, text = metrics.families()[name]
-    return _add_values(GaugeMetricFamily(_PREFIX + name, text, labels=labels), values)
-
-
-def _add_values(family: CounterMetricFamily | GaugeMetricFamily, values: _Values) -> Metric:
-    for key, value in values.items():
-        family.add_metric(key, value)
-    return family

@@ -5,8 +5,8 @@ other requests would wait behind all of them. Here each prompt is a request with
 An array that an engine refuses anyway is passed to it.
 
 Several answers to one prompt that fit into an engine are its own work: it computes the prompt once.
-More answers are split. Requests for one answer each share a slot file of the whole prompt; where
-that is impossible, each engine gets as many answers as it has slots.
+More answers are split. Requests for one answer each share a slot file of the whole prompt; if that
+is impossible, each engine gets as many answers as it has slots.
 
 Whole responses are held until all are complete; streams are passed on as one stream. If one part
 fails, its error is the response.

@@ -551,7 +551,7 @@ class CompletedResponse:
             reader.add(piece)
 
     def _read_texts(self, reader: ChatAssembler, stream: bytes) -> int:
-        """Add the texts of events that are else like the latest one; return where these end.
+        """Add the texts of events that are else like the latest one; return their end.
 
         To parse each event takes ten times as long.
         """

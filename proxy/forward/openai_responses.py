@@ -132,8 +132,6 @@ _FIRST_PART: Final[Mapping[str, Mapping[str, Any]]] = {
 
 @dataclass(slots=True)
 class Item:
-    """One item of the output."""
-
     id: str
     index: int
     kind: str

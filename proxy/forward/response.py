@@ -387,8 +387,6 @@ class Pings:
 
 
 class ClientResponse(Response):
-    """The response to one request of a client."""
-
     def __init__(
         self,
         request: web.BaseRequest,

@@ -9,7 +9,7 @@ generated again: the same conversation, whose prompt is in the slot's cache, wit
 allows nothing but calls of that tool. llama-server has no grammar for a call without text before
 it, and knows no tools together with a schema, so the schema describes the call as a model writes
 it. If the engine could not parse an answer, its tool may be unknown; then the schema allows each
-tool, and a text where the model may answer with one.
+tool, and a text if the model may answer with one.
 
 Source: llama-server, build 10434: arguments that `max_tokens` cuts are passed on, in the Responses
 API without a word of the cut; an answer that its parser does not understand is an error in place of

@@ -34,8 +34,6 @@ _SHOWN_BYTES: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class ApiFormat:
-    """The format of one API."""
-
     # Returns the body of an error of the proxy, before it is serialised.
     own_error: Callable[[ProxyError], dict[str, object]]
     # Returns the client's body for the status and the body of an engine's error.

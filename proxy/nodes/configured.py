@@ -55,8 +55,6 @@ NODE_TIMES: Final = NodeTimes()
 
 @dataclass(frozen=True, slots=True, order=True)
 class NodeAddress:
-    """The address of one machine."""
-
     host: str  # An IP address.
     port: int
     hostname: str  # The name in its certificate.
@@ -82,8 +80,6 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The known addresses of a name."""
-
     addresses: tuple[NodeAddress, ...] = ()  # Sorted.
     problem: str | None = "it was not resolved yet"  # Why they may be wrong; None: they are right.
     ttl_s: float = 0.0  # How long the latest answer is valid.

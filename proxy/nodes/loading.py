@@ -69,8 +69,6 @@ _RETRY_AFTER_S: Final = 30
 
 
 class RemoteLoading:
-    """Has nodes load models that are not loaded."""
-
     def __init__(self, nodes: NodeMonitors, clock: Callable[[], float] = time.monotonic) -> None:
         self._nodes = nodes
         self._clock = clock

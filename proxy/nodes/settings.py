@@ -26,8 +26,6 @@ _DNS_PORT: Final = 53
 
 @dataclass(frozen=True, slots=True)
 class NodeUrl:
-    """A parsed url."""
-
     discovery: Discovery | None  # The source of the addresses; None: the host is one machine.
     is_tls: bool
     is_service: bool  # Whether the host names SRV records, which have the ports.

@@ -182,18 +182,6 @@ _NOTED_MIN_SHARE: Final = 0.1
 
 # Errors of requests that waited for a slot but got no instance.
 _OF_SLOTS: Final = frozenset({"queue_timeout", "wait_too_long", "queue_full", "request_cancelled"})
-_WAITS: Final = MappingProxyType(
-    {
-        Cause.QUEUE: (("queued_ms",), "waited for a slot of {model}: all were in use"),
-        Cause.PAUSED: (
-            ("paused_ms",),
-            "waited in the middle of its answer: its slot of {model} went to interactive requests",
-        ),
-        Cause.LOADING: (("evict_ms", "load_ms"), "waited for {model} to load"),
-        Cause.SLOW_CLIENT: (("stalled_ms",), "waited for the client to read what was sent"),
-    }
-)
-
 # Members of a cache finding that describe the found tokens.
 _OF_FOUND: Final = frozenset({"tier", "restore_ms"})
 
@@ -210,8 +198,6 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The explanation of one request."""
-
     request: str
     model: str | None
     instance: str | None
@@ -290,26 +276,20 @@ def _waits(fields: Mapping[str, Any], cache: CacheFinding | None) -> Iterator[Fi
     code = fields.get("code")
     if code is not None and fields.get("instance") is None and code not in _OF_SLOTS:
         return  # its phases show the wait, and the error its reason
-    for cause, (_, sentence) in _WAITS.items():
+    for cause, row in ((Cause(name), row) for name, row in _texts()["waits"].items()):
         cost_ms = _sum_ms(fields, cause)
         is_told = cache is not None and cause in _waits_of(cache)
         least_ms = max(_NOTED_MIN_MS, _NOTED_MIN_SHARE * (_ms(fields, "duration_ms") or 0.0))
         if cost_ms >= least_ms and not is_told:
-            told = f"{cost_ms / 1000:.1f} s {sentence.format(model=fields.get('model'))}"
+            told = f"{cost_ms / 1000:.1f} s {row['text'].format(model=fields.get('model'))}"
             yield Finding(cause, cost_ms, told, advice(cause))
-
-
-_OUTCOMES: Final = {
-    "repaired": "{} repaired",
-    "regenerated": "{} generated again",
-    "failed": "{} broken for good",
-    "history": "{} of earlier turns repaired",
-}
 
 
 def _call_findings(fields: Mapping[str, Any]) -> Iterator[Finding]:
     if counts := fields.get("tool_calls"):
-        told = [text.format(counts[name]) for name, text in _OUTCOMES.items() if name in counts]
+        told = [
+            text.format(counts[name]) for name, text in _texts()["calls"].items() if name in counts
+        ]
         sentence = f"the model broke calls of tools: {', '.join(told)}"
         cause = Cause.BROKEN_TOOL_CALL
         yield Finding(cause, 0.0, sentence, advice(cause))
@@ -345,7 +325,7 @@ def _waits_of(cache: CacheFinding) -> frozenset[Cause]:
 
 
 def _sum_ms(fields: Mapping[str, Any], cause: Cause) -> float:
-    return sum(_ms(fields, name) or 0.0 for name in _WAITS[cause][0])
+    return sum(_ms(fields, name) or 0.0 for name in _texts()["waits"][cause]["phases"])
 
 
 def _ms(fields: Mapping[str, Any], name: str) -> float | None:

@@ -28,10 +28,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from itertools import accumulate
 from typing import Any, Final
 
 import attrs
 from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
@@ -115,6 +117,40 @@ class Histogram:
     def add(self, value: float) -> None:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
+
+
+# By the values of the labels.
+Values = Mapping[tuple[str, ...], float]
+
+
+def counter(name: str, values: Values) -> Metric:
+    return _metric(CounterMetricFamily, name, values)
+
+
+def gauge(name: str, values: Values) -> Metric:
+    return _metric(GaugeMetricFamily, name, values)
+
+
+def _metric(
+    kind: type[CounterMetricFamily | GaugeMetricFamily], name: str, values: Values
+) -> Metric:
+    labels, text = families()[name]
+    family = kind(f"corral_{name}", text, labels=labels)
+    for key, value in values.items():
+        family.add_metric(key, value)
+    return family
+
+
+def histogram(
+    name: str, bounds: Sequence[float], histograms: Mapping[tuple[str, ...], Histogram]
+) -> Metric:
+    labels, text = families()[name]
+    family = HistogramMetricFamily(f"corral_{name}", text, labels=labels)
+    edges = [*(str(float(bound)) for bound in bounds), "+Inf"]
+    for key, found in histograms.items():
+        sums = accumulate(found.counts)
+        family.add_metric(key, list(zip(edges, sums, strict=True)), found.total)
+    return family
 
 
 class _Row(Counter[str]):

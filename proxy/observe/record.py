@@ -169,8 +169,6 @@ CallOutcome = Literal["repaired", "regenerated", "failed", "history"]
 
 
 class RequestTrace(Protocol):
-    """The trace that a request belongs to."""
-
     def pass_on(self, headers: CIMultiDict[str]) -> None:
         """Add it to the headers of a request to an instance or a node."""
 

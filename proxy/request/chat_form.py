@@ -336,8 +336,6 @@ def _arguments(message: Message) -> list[str]:
 
 
 class Given(NamedTuple):
-    """An answer without its text."""
-
     kind: AnswerKind
     whole: int  # Hash of the text, 0 without any.
     trimmed: int  # Hash of the text without white space around it.

@@ -18,12 +18,13 @@ in src/llama-grammar.cpp of llama.cpp, build 10434; ECMAScript's regular express
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
 from urllib.parse import unquote
 
+from proxy.common.toml_text import table_beside
 from proxy.errors import BadRequest
 from proxy.settings import RequestLimits
 from proxy.upstream.endpoint_kinds import EndpointKind
@@ -264,33 +265,12 @@ def _items(value: object) -> Iterable[tuple[object, object]]:
     return enumerate(value) if isinstance(value, list) else ()
 
 
-# Members with a number, by the limit on its value.
-_NUMBERS_OF: Final = {
-    "n_predict": ("n_predict", "max_tokens", "max_completion_tokens", "max_output_tokens"),
-    "last_n": ("repeat_last_n", "dry_penalty_last_n"),
-    "answers": ("n", "n_cmpl", "best_of"),
-    "n_probs": ("n_probs", "top_logprobs", "logprobs"),
-}
-# Members with a list or an object, by the limit on its length.
-_COUNTS_OF: Final = {
-    "stop": ("stop", "stop_sequences"),
-    "logit_bias": ("logit_bias",),
-    "dry_sequence_breakers": ("dry_sequence_breakers",),
-    "samplers": ("samplers",),
-    "lora": ("lora",),
-    "triggers": ("grammar_triggers", "preserved_tokens"),
-}
-_NUMBERS: Final = {name: limit for limit, names in _NUMBERS_OF.items() for name in names}
-_COUNTS: Final = {name: limit for limit, names in _COUNTS_OF.items() for name in names}
-_SCHEMAS: Final = (
-    "json_schema",
-    "response_format",
-    "tools",
-    "functions",
-    "text",
-    "output_format",
-    "output_config",
+_TABLES: Final = table_beside(__file__)
+_NUMBERS, _COUNTS = (
+    {name: limit for limit, names in _TABLES[kind].items() for name in names}
+    for kind in ("numbers", "counts")
 )
+_SCHEMAS: Final[Sequence[str]] = _TABLES["schemas"]
 _INPUTS: Final = ("prompt", "input", "content", "documents", "texts")
 _NUMERIC: Final = (int, float)
 _CHECKED: Final = frozenset({*_NUMBERS, *_COUNTS, *_SCHEMAS, *_INPUTS, "grammar"})

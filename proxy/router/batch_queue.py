@@ -19,9 +19,9 @@ from itertools import islice
 from typing import Final
 
 from prometheus_client import Metric
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from proxy.errors import QueueFull
+from proxy.observe.metrics import counter, gauge
 from proxy.settings import BatchConfig
 
 
@@ -53,35 +53,26 @@ class BatchQueueStats:
     avg_wait_ms: float = 0.0  # Average wait of a request until its turn.
 
 
-_JOINED: Final = "Batch requests that joined."
-_SINGLE: Final = "Batch requests that began singly."
-_WAIT: Final = "Wait of a batch request until its turn, on average."
-_LABELS: Final = ("model",)
+_COUNTERS: Final = {
+    "batch_requests_queued": "total_queued",
+    "batches_formed": "total_batches",
+    "batch_requests_single": "total_single",
+}
 
 
 def metrics_of(stats: Mapping[str, BatchQueueStats]) -> Iterator[Metric]:
-    families: list[CounterMetricFamily | GaugeMetricFamily] = [
-        CounterMetricFamily("corral_batch_requests_queued", _JOINED, labels=_LABELS),
-        CounterMetricFamily("corral_batches_formed", "Batches that began.", labels=_LABELS),
-        CounterMetricFamily("corral_batch_requests_single", _SINGLE, labels=_LABELS),
-        GaugeMetricFamily(
-            "corral_batch_size_mean", "Requests of a batch, on average.", labels=_LABELS
-        ),
-        GaugeMetricFamily("corral_batch_wait_mean_seconds", _WAIT, labels=_LABELS),
-    ]
-    for model, its in stats.items():
-        counts = its.total_queued, its.total_batches, its.total_single, its.avg_batch_size
-        for family, value in zip(families, (*counts, its.avg_wait_ms / 1000), strict=True):
-            family.add_metric((model,), value)
-    yield from families
+    by_model = {(model,): its for model, its in stats.items()}
+    for name, figure in _COUNTERS.items():
+        yield counter(name, {key: getattr(its, figure) for key, its in by_model.items()})
+    yield gauge("batch_size_mean", {key: its.avg_batch_size for key, its in by_model.items()})
+    waits_s = {key: its.avg_wait_ms / 1000 for key, its in by_model.items()}
+    yield gauge("batch_wait_mean_seconds", waits_s)
 
 
 _RETRY_MAX_S: Final = 120
 
 
 class Turn:
-    """One request's turn."""
-
     def __init__(self, client: str, joined_at_s: float) -> None:
         self.client = client
         self.joined_at_s = joined_at_s

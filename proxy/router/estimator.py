@@ -21,18 +21,16 @@ from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from operator import itemgetter
 from statistics import median
 from typing import Final, Protocol
 
 from prometheus_client import Metric
-from prometheus_client.core import HistogramMetricFamily
 
 from proxy.common.background_tasks import FAILURES
 from proxy.common.least_squares import LeastSquares
 from proxy.errors import WaitTooLong
-from proxy.observe.metrics import Histogram
+from proxy.observe.metrics import Histogram, histogram
 from proxy.observe.record import AccessRecord
 from proxy.request.request import ProxyRequest
 from proxy.router.lease import Clock, RoutingTarget
@@ -89,8 +87,6 @@ _GROWN: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class PromptLength:
-    """The length of a prompt."""
-
     tokens: int  # Tokens, estimated from its bytes.
     cached: int = 0  # The part of them expected in a cache.
 
@@ -326,20 +322,12 @@ class Estimator:
     def _note_error(self, model: str, estimated_s: float, real_s: float) -> None:
         if model in self._errors or len(self._errors) < _MODELS_MAX:
             real_s = max(real_s, _REAL_MIN_S)
-            histogram = self._errors.setdefault(model, Histogram(BOUNDS))
-            histogram.add(abs(estimated_s - real_s) / real_s)
+            errors = self._errors.setdefault(model, Histogram(BOUNDS))
+            errors.add(abs(estimated_s - real_s) / real_s)
 
     def collect(self) -> Iterator[Metric]:
-        text = (
-            "Difference of estimated and real time to the first token, as a share of the real; "
-            "of four requests a second at most."
-        )
-        family = HistogramMetricFamily("corral_estimate_error_ratio", text, labels=("model",))
-        edges = [*(str(bound) for bound in BOUNDS), "+Inf"]
-        for model, histogram in self._errors.items():
-            buckets = list(zip(edges, accumulate(histogram.counts), strict=True))
-            family.add_metric((model,), buckets, histogram.total)
-        yield family
+        errors = {(model,): found for model, found in self._errors.items()}
+        yield histogram("estimate_error_ratio", BOUNDS, errors)
 
 
 def _admissible(request: ProxyRequest, sets: InstanceSets) -> int:

@@ -164,8 +164,6 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class InstanceStats:
-    """An instance at one moment."""
-
     upstream: Upstream
     in_service: bool
     conversations: int  # How many of the latest conversations it owns.
@@ -323,8 +321,6 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class LeaseStats:
-    """A slot in use."""
-
     request_id: str
     client: str
     # `ending`: the request is over and the engine has not yet confirmed an idle slot.

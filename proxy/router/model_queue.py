@@ -113,8 +113,6 @@ def resume_s(lease: Lease, slot_map: SlotMap | None, measures: SlotFileMeasures)
 
 @define(eq=False, slots=False)
 class ModelQueue:
-    """One model's queue."""
-
     model: str
     _instances: Instances
     _prefix_index: PrefixIndex

@@ -64,8 +64,6 @@ _CHATS: Final = frozenset({EndpointKind.CHAT, EndpointKind.MESSAGES, EndpointKin
 
 @dataclass(slots=True, eq=False)
 class QueuedRequest:
-    """A request in the queue."""
-
     request: ProxyRequest
     joined_at_s: float  # Monotonic.
     avoid: Collection[str] = ()  # Names of instances to take only if there is no other.
@@ -220,8 +218,6 @@ class RequestQueue:
 
 
 class _PriorityQueue:
-    """The state of one priority."""
-
     def __init__(self) -> None:
         self.entries: list[QueuedRequest] = []  # In the order of their tags.
         self.time = 0.0

@@ -35,8 +35,6 @@ _CLEAR_TIMEOUT_S: Final = 20.0
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """One slot."""
-
     id_slot: int
     task: int  # Number of the slot's last task, increasing; -1 for none.
     tokens: int  # Tokens in the slot; 0 if it was never used.

@@ -182,8 +182,6 @@ class InvalidResponse(Exception):
 
 
 class Response:
-    """One response."""
-
     def __init__(self, method: str) -> None:
         self.status = 0  # 0 until the header is complete.
         self.headers = NO_HEADERS

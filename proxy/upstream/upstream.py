@@ -38,8 +38,6 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """One instance."""
-
     name: str
     model: str
     slots: int  # Concurrent sequences, at least 1.

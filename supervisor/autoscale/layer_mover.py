@@ -7,15 +7,14 @@ successor beside it. If it does not start with the new split, it starts with the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from attrs import define, field
 from prometheus_client import Metric
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from proxy.observe.metrics import BY_INSTANCE
+from proxy.observe.metrics import counter, gauge
 from supervisor.engine.states import State
 from supervisor.errors import CorralError, SettingsInvalid, StartFailed
 from supervisor.events import Emit, Part
@@ -29,6 +28,7 @@ from supervisor.rpc.relay import ShardRun
 from supervisor.rpc.shards import LayerShares, worker_split
 
 _SAMPLE_S: Final = 5.0
+_US_PER_S: Final = 1_000_000
 # Requests wait for two loads at each failed attempt.
 _RETRY_S: Final = 3600.0
 
@@ -58,7 +58,21 @@ class LayerMover(Part):
                 yield replica, replica.shards
 
     def metrics(self) -> Iterator[Metric]:
-        return _metrics(self.runs())
+        """Yield the measurements of workers since each instance started."""
+        found = {
+            (replica.place.model, replica.name, name): its
+            for replica, run in self.runs()
+            for name, its in run.balancer.metrics.items()
+        }
+        used = {key: its for key, its in found.items() if its.total_forwards}
+        yield counter("shard_forwards", {key: its.total_forwards for key, its in found.items()})
+        seconds = {key: its.total_latency_us / _US_PER_S for key, its in found.items()}
+        yield counter("shard_compute_seconds", seconds)
+        for word in ("min", "max", "last"):
+            times_us = {key: getattr(its, f"{word}_latency_us") for key, its in used.items()}
+            times_s = {key: time_us / _US_PER_S for key, time_us in times_us.items()}
+            yield gauge(f"shard_compute_{word}_seconds", times_s)
+        yield gauge("shard_layers", {key: its.layer_count for key, its in found.items()})
 
     async def move(self, name: str) -> Moved | CorralError:
         """Move the layers of a model according to its measurements."""
@@ -162,37 +176,3 @@ def _check_split(plan: Plan, layers: Mapping[str, int]) -> None:
 
 def _text(assignments: Assignments) -> str:
     return ", ".join(f"{name} {count}" for name, count in assignments)
-
-
-_SHARD_LABELS: Final = (*BY_INSTANCE, "worker")
-_US_PER_S: Final = 1_000_000
-_TIMES: Final = (
-    ("min_latency_us", "min", "Time of the shortest of these passes."),
-    ("max_latency_us", "max", "Time of the longest of these passes."),
-    ("last_latency_us", "last", "Time of the latest of these passes."),
-)
-
-
-def _metrics(runs: Iterable[tuple[Replica, ShardRun]]) -> Iterator[Metric]:
-    """Yield the measurements of workers since each instance started."""
-    forwards = CounterMetricFamily(
-        "corral_shard_forwards", "Passes through the layers of a worker.", labels=_SHARD_LABELS
-    )
-    seconds = CounterMetricFamily(
-        "corral_shard_compute_seconds", "Time that these passes took.", labels=_SHARD_LABELS
-    )
-    times = {
-        field: GaugeMetricFamily(f"corral_shard_compute_{word}_seconds", text, labels=_SHARD_LABELS)
-        for field, word, text in _TIMES
-    }
-    layers = GaugeMetricFamily("corral_shard_layers", "Layers of a worker.", labels=_SHARD_LABELS)
-    for replica, run in runs:
-        for name, found in run.balancer.metrics.items():
-            labels = (replica.place.model, replica.name, name)
-            forwards.add_metric(labels, found.total_forwards)
-            seconds.add_metric(labels, found.total_latency_us / _US_PER_S)
-            layers.add_metric(labels, found.layer_count)
-            if found.total_forwards:
-                for field, family in times.items():
-                    family.add_metric(labels, getattr(found, field) / _US_PER_S)
-    yield from (forwards, seconds, *times.values(), layers)

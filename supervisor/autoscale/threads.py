@@ -122,8 +122,6 @@ _EVIDENCE_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ThreadsInputs:
-    """The inputs of the decision."""
-
     machine: Machine
     samples: Sequence[LoadSample]  # the samples of the last ten minutes, the oldest first
     instances: Collection[str]  # names of the model's instances

@@ -24,9 +24,9 @@ from itertools import count
 from typing import Any, Final, cast, get_args
 
 from prometheus_client import Metric
-from prometheus_client.core import CounterMetricFamily
 
 from proxy.errors import BadRequest, StorageFailed, Unavailable, quote
+from proxy.observe.metrics import counter
 from proxy.observe.past import HistoryQuery, RatesQuery, StoredRequest
 from proxy.router.lease import Lease, SlotUse, Tokens
 from proxy.upstream.upstream import Upstream
@@ -243,17 +243,16 @@ class UsageRecorder(Part):
 
     def metrics(self) -> Iterator[Metric]:
         """Yield counters since the daemon's start, by key and model."""
-        requests = _family("requests", "Requests that an instance got, by API key.")
-        tokens = _family("tokens", "Tokens by API key: prompt, cached or generated.", "kind")
-        slot_s = _family("slot_seconds", "How long requests of an API key held slots.")
-        cpu_s = _family("cpu_seconds", "Processor time of engines by API key.")
-        for labels, usage in sorted(self.since_start.items()):
-            requests.add_metric(labels, usage.requests)
-            slot_s.add_metric(labels, usage.slot_s)
-            cpu_s.add_metric(labels, usage.cpu_s)
-            for kind in ("prompt", "cached", "generated"):
-                tokens.add_metric((*labels, kind), getattr(usage, f"{kind}_tokens"))
-        yield from (requests, tokens, slot_s, cpu_s)
+        found = dict(sorted(self.since_start.items()))
+        yield counter("client_requests", {key: its.requests for key, its in found.items()})
+        tokens = {
+            (*key, kind): getattr(its, f"{kind}_tokens")
+            for key, its in found.items()
+            for kind in ("prompt", "cached", "generated")
+        }
+        yield counter("client_tokens", tokens)
+        yield counter("client_slot_seconds", {key: its.slot_s for key, its in found.items()})
+        yield counter("client_cpu_seconds", {key: its.cpu_s for key, its in found.items()})
 
     # The daemon's task.
 
@@ -314,10 +313,6 @@ class UsageRecorder(Part):
 
 def _usage(tokens: Tokens, slot_s: float = 0.0, cpu_s: float = 0.0) -> Usage:
     return Usage(0, tokens.prompt, tokens.cached, tokens.decoded, slot_s, cpu_s)
-
-
-def _family(name: str, text: str, *more: str) -> CounterMetricFamily:
-    return CounterMetricFamily(f"corral_client_{name}", text, labels=("client", "model", *more))
 
 
 class RecordsAdapter:

@@ -364,8 +364,6 @@ _WORDS: Final[Mapping[Unit, Words]] = {"tokens/s": RATE, "s": TIME, "ms": TIME}
 
 @dataclass(frozen=True, slots=True)
 class VariantFinding:
-    """One figure of one variant."""
-
     name: str
     values: tuple[float, ...]  # one per round, nan if the round has none
     spread: Spread | None  # None without any value
@@ -386,8 +384,6 @@ class VariantFinding:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One figure of all variants, in their order."""
-
     figure: Figure
     words: Words
     unit: str  # the unit to show values in, and its size in that of the figure

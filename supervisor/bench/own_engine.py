@@ -174,7 +174,6 @@ async def _explain(
 
 
 async def _cause_of_end(run: ProcessRun, process: _Process) -> FailureCause | None:
-    """Return why the process ended, or None if it runs."""
     await asyncio.wait({process}, timeout=_EXIT_SEEN_S)
     if not process.done() or process.cancelled():
         return None

@@ -1,5 +1,7 @@
 """The workloads of a bench: the requests that each sends, and the choice of those for a model.
 
+Their descriptions and figures are in `standard_workloads.toml`.
+
 On an engine that matches no prompts to slots, turns name their slot, as the proxy does
 (proxy/cache/slot_map.py and proxy/router/slots.py).
 
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from random import Random
 from types import MappingProxyType
@@ -21,6 +23,7 @@ from typing import Final
 import orjson
 from attrs import define, field
 
+from proxy.common.toml_text import table_beside
 from proxy.upstream.engine_state import SlotState
 from proxy.upstream.upstream import Timings
 from supervisor.bench import workload as send
@@ -102,24 +105,11 @@ def _timings(answers: Iterable[object]) -> list[Timings]:
     return found
 
 
-BATCH: Final = Workload(
-    "batch",
-    "many short prompts in one request",
-    (Figure("batch.total_rate", "prompts and answers together", "tokens/s"),),
-    _run_batch,
-)
-
-
 def _spread(name: str, took_ms: Sequence[float], suffix: str = "") -> dict[str, float]:
     return {
         f"{name}_p50{suffix}": percentile(took_ms, 0.5),
         f"{name}_p95{suffix}": percentile(took_ms, 0.95),
     }
-
-
-def _spread_figures(name: str, title: str, suffix: str = "", words: str = "") -> Iterator[Figure]:
-    yield Figure(f"{name}_p50{suffix}", f"{title}, median{words}", "ms")
-    yield Figure(f"{name}_p95{suffix}", f"{title}, 95 of 100{words}", "ms")
 
 
 _CONVERSATIONS: Final = 2
@@ -131,15 +121,6 @@ def _reply_values(workload: str, replies: Sequence[Reply]) -> dict[str, float | 
         f"{workload}.decode_rate": median_rate([reply.decode_rate for reply in replies]),
         f"{workload}.prompt_tokens": sum(reply.timings.prompt_tokens for reply in replies),
     }
-
-
-def _reply_figures(workload: str, *more: Figure) -> tuple[Figure, ...]:
-    return (
-        *_spread_figures(f"{workload}.first_token", "first token"),
-        Figure(f"{workload}.decode_rate", "one stream", "tokens/s"),
-        *more,
-        Figure(f"{workload}.prompt_tokens", "prompt tokens computed", "tokens"),
-    )
 
 
 async def _run_chat(engine: MeasuredEngine, rng: Random) -> Outcome:
@@ -168,14 +149,6 @@ async def _conversation(
         if turn == 0 and engine.names_slots:
             id_slot = await last_used_slot(client)
     return replies
-
-
-CHAT: Final = Workload(
-    "chat",
-    "conversations of many turns that share a system prompt",
-    _reply_figures("chat"),
-    _run_chat,
-)
 
 
 _REQUESTS_EACH: Final = 2
@@ -216,21 +189,6 @@ async def _client(engine: MeasuredEngine, requests: Sequence[Sequence[Message]])
         return [await send.chat(client, messages, engine.sizes.answer) for messages in requests]
 
 
-CONCURRENT: Final = Workload(
-    "concurrent",
-    "as many clients as slots at once, then twice as many",
-    tuple(
-        figure
-        for suffix, words in (("", ""), ("_twice", ", 2 clients a slot"))
-        for figure in (
-            Figure(f"concurrent.total_rate{suffix}", f"all together{words}", "tokens/s"),
-            *_spread_figures("concurrent.first_token", "first token", suffix, words),
-        )
-    ),
-    _run_concurrent,
-)
-
-
 _EMBEDDINGS: Final = "/v1/embeddings"
 _TEXTS: Final = 8
 
@@ -259,18 +217,6 @@ async def _embed(client: EngineClient, texts: Sequence[str]) -> int:
             raise WorkloadFailed(f"{_EMBEDDINGS}: an answer without its number of tokens")
 
 
-EMBEDDING: Final = Workload(
-    "embedding",
-    "texts to embed, one by one and many in one request",
-    (
-        *_spread_figures("embedding.latency", "one text"),
-        Figure("embedding.total_rate", "many texts", "tokens/s"),
-    ),
-    _run_embedding,
-    for_embedding=True,
-)
-
-
 async def _complete(
     engine: MeasuredEngine, rng: Random, workload: str, prompt_tokens: int, answer_tokens: int
 ) -> Outcome:
@@ -283,28 +229,6 @@ async def _complete(
     else:
         speed = {f"{workload}.prefill_rate": rate(timings.prompt_tokens, timings.prompt_ms)}
     return without_none({f"{workload}.first_token": reply.first_token_ms, **speed}), reply.tokens
-
-
-GENERATION: Final = Workload(
-    "generation",
-    "one long answer to a short prompt",
-    (
-        Figure("generation.first_token", "first token", "ms"),
-        Figure("generation.decode_rate", "one stream", "tokens/s"),
-    ),
-    lambda engine, rng: _complete(
-        engine, rng, "generation", engine.sizes.question, engine.sizes.generation
-    ),
-)
-LONG_PROMPT: Final = Workload(
-    "long-prompt",
-    "one long prompt, and its first token",
-    (
-        Figure("long-prompt.first_token", "first token", "ms"),
-        Figure("long-prompt.prefill_rate", "prefill", "tokens/s"),
-    ),
-    lambda engine, rng: _complete(engine, rng, "long-prompt", engine.sizes.long_prompt, 1),
-)
 
 
 _REQUESTS_MIN: Final = 8
@@ -400,18 +324,31 @@ class _Replay:
         return [*shared, *self._own[place][: request.prompt - len(shared)]]
 
 
-YOURS: Final = Workload(
-    "yours",
-    "sizes and pauses of the requests that the daemon recorded",
-    _reply_figures("yours", Figure("yours.duration", "all of it", "s")),
-    _run_yours,
-    unavailable=reason_unavailable,
-)
-
-
-_ALL: Final = (CHAT, LONG_PROMPT, GENERATION, CONCURRENT, BATCH, EMBEDDING, YOURS)
+_RUNS: Final[Mapping[str, Callable[[MeasuredEngine, Random], Awaitable[Outcome]]]] = {
+    "chat": _run_chat,
+    "long-prompt": lambda engine, rng: _complete(
+        engine, rng, "long-prompt", engine.sizes.long_prompt, 1
+    ),
+    "generation": lambda engine, rng: _complete(
+        engine, rng, "generation", engine.sizes.question, engine.sizes.generation
+    ),
+    "concurrent": _run_concurrent,
+    "batch": _run_batch,
+    "embedding": _run_embedding,
+    "yours": _run_yours,
+}
 WORKLOADS: Final[Mapping[str, Workload]] = MappingProxyType(
-    {workload.name: workload for workload in _ALL}
+    {
+        name: Workload(
+            name,
+            row["description"],
+            tuple(Figure(f"{name}.{what}", title, unit) for what, title, unit in row["figures"]),
+            _RUNS[name],
+            for_embedding=name == "embedding",
+            unavailable=reason_unavailable if name == "yours" else lambda _, __: None,
+        )
+        for name, row in table_beside(__file__).items()
+    }
 )
 
 

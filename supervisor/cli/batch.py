@@ -304,7 +304,6 @@ def _handle_interrupt(batch_id: str) -> errors.Interrupted:
 
 
 def _result(batch: Object, files: tuple[Path, Path]) -> CommandResult:
-    """Write the results of a batch."""
     ids = (batch["output_file_id"], batch["error_file_id"])
     written = {path: file_id for path, file_id in zip(files, ids, strict=True) if file_id}
     for path, file_id in written.items():

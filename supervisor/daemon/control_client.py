@@ -65,7 +65,6 @@ class Operation:
     module: str
 
     def answer(self) -> Any:
-        """Return the type of the answer."""
         names = vars(importlib.import_module(self.module)) if self.module else None
         hint = get_type_hints(self.stub, names)["return"]
         return hint if self.sends == "nothing" else get_args(hint)[-1]

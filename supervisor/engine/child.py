@@ -79,8 +79,6 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """The end of a process."""
-
     returncode: int  # minus the signal's number if a signal ended it
     # Whether the kernel's out-of-memory killer ended a process of ours then.
     is_out_of_memory: bool = False

@@ -119,8 +119,6 @@ _NOTHING: Final[Bytes] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """The decision."""
-
     load: tuple[str, ...] = ()
     unload: Mapping[str, str] = field(default_factory=dict)  # models to unload, with the reason
     pause: tuple[str, ...] = ()  # models that get no new requests; all others are resumed

@@ -81,8 +81,6 @@ SPLIT: Final = "tensor-split"
 
 @dataclass(frozen=True, slots=True)
 class RpcWorker:
-    """A worker in a plan."""
-
     name: str
     address: str  # HOST:PORT
     devices: tuple[Device, ...]  # reported by the worker, or assumed

@@ -49,8 +49,6 @@ FlagSetting = Annotated[FlagValue, AfterValidator(flag_value)]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value and its origin."""
-
     value: FlagValue
     # `model NAME`, `batching`, `profile NAME`, `machine`, `demand`, `gguf` or `llama-corral`
     origin: str

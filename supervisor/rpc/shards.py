@@ -96,8 +96,6 @@ _MIB: Final = 1024**2
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """A worker and its layers."""
-
     worker: WorkerAddress
     layers: int
     more_layers: float  # its work besides its layers, in layers

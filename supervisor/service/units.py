@@ -80,8 +80,6 @@ _STOP_MARGIN_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ServiceFacts:
-    """The contents of a service, and its scope."""
-
     scope: Scope
     command: tuple[str, ...]  # the absolute path of a program, and the words before `serve`
     settings_file: Path

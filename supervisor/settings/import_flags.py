@@ -36,8 +36,6 @@ from supervisor.system.toml_file import read_limited
 
 @dataclass(frozen=True, slots=True)
 class ConvertedModel:
-    """A converted model."""
-
     name: str
     table: Mapping[str, Any]  # the keys of `[models.NAME]`
     omitted: tuple[str, ...] = ()  # sentences that name each omitted setting and the reason
@@ -46,8 +44,6 @@ class ConvertedModel:
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """The content of a source."""
-
     source: str  # the kind of the source, for people: `llama-swap file`
     models: tuple[ConvertedModel, ...]
     tables: Mapping[str, Any] = field(default_factory=dict)  # other tables of `corral.toml` by name

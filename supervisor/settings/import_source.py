@@ -22,7 +22,7 @@ import configparser
 import math
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from io import StringIO
 from itertools import count
@@ -35,6 +35,7 @@ from ruamel.yaml.error import YAMLError
 from tomlkit.items import Comment, Table
 
 from proxy.auth.keys_file import FILE_NAME as KEYS_FILE
+from proxy.common.toml_text import table_beside
 from supervisor.builds.help import Flags, newest_flags
 from supervisor.errors import SettingsInvalid
 from supervisor.models.model_lookup import HUB, OLLAMA
@@ -83,16 +84,9 @@ _DEFAULT_LISTEN: Final = "127.0.0.1:8080"
 _VALUES_MAX: Final = 100_000  # YAML aliases multiply values
 _DEPTH_MAX: Final = 32
 _INTEGER_MAX: Final = 2**63 - 1  # of TOML
-# llama-corral needs no setting for these, or they concern only llama-swap's own ports and log.
-_NEEDLESS: Final = frozenset(
-    {"checkEndpoint", "cmdStop", "proxy", "startPort", "unloadTimeout", "macros", "useModelName"}
-    | {"logLevel", "logTimeFormat", "logToStdout", "logRequests", "metricsMaxInMemory", "name"}
-    | {"performance", "ui", "upstream", "description", "metadata", "capabilities", "compat"}
-)
-_MODEL_KEYS: Final = frozenset({"aliases", "cmd", "env", "filters", "ttl"})
-_GLOBAL_KEYS: Final = frozenset(
-    {"apiKeys", "globalTTL", "groups", "healthCheckTimeout", "hooks", "models", "peers", "routing"}
-)
+_TABLES: Final = table_beside(__file__)
+_LLAMA_SWAP: Final[Mapping[str, Sequence[str]]] = _TABLES["llama_swap"]
+_MODELFILE: Final[Mapping[str, Any]] = _TABLES["modelfile"]
 
 
 def convert_llama_swap(
@@ -224,7 +218,9 @@ def _model_omitted(entry: Mapping[str, Any]) -> Iterator[str]:
     by_id = _table_or_empty(filters, "setParamsByID")
     if by_id != _without_null(by_id):
         yield "null in setParamsByID: TOML has none"
-    yield from import_flags.no_equivalent_notes(set(entry) - _NEEDLESS - _MODEL_KEYS)
+    yield from import_flags.no_equivalent_notes(
+        set(entry).difference(_LLAMA_SWAP["needless"], _LLAMA_SWAP["of_models"])
+    )
 
 
 def _tables(whole: Mapping[str, Any], *, has_keys: bool) -> dict[str, Any]:
@@ -258,7 +254,9 @@ def _omitted_keys(whole: Mapping[str, Any]) -> Iterator[str]:
             )
     if any(_groups(whole)):
         yield "groups: models stay loaded together while memory has room; limits are not needed"
-    yield from import_flags.no_equivalent_notes(set(whole) - _NEEDLESS - _GLOBAL_KEYS)
+    yield from import_flags.no_equivalent_notes(
+        set(whole).difference(_LLAMA_SWAP["needless"], _LLAMA_SWAP["global"])
+    )
 
 
 def _groups(whole: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -318,27 +316,12 @@ _INSTRUCTION: Final = re.compile(
 )
 _TOKENS: Final = re.compile(r"\s*\d{1,9}\s*")
 _HUB_HOSTS: Final = frozenset({"hf.co", "huggingface.co"})
-# Parameters whose names differ from the flags in more than their dashes.
-_FLAGS: Final = {
-    "num_gpu": "gpu-layers",
-    "num_thread": "threads",
-    "num_batch": "batch-size",
-    "num_keep": "keep",
-    "use_mmap": "mmap",
-    "num_predict": "predict",
-    "mirostat_tau": "mirostat-ent",
-    "mirostat_eta": "mirostat-lr",
-}
-_SAME_FLAGS: Final = frozenset(
-    {"temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_last_n", "repeat_penalty"}
-    | {"presence_penalty", "frequency_penalty", "mirostat", "seed"}
-)
 
 
 def convert_modelfile(text: str, base: Path, known: Flags | None = None) -> import_flags.Converted:
     """Convert a Modelfile, named after its GGUF file. Raises SettingsInvalid: it has no FROM."""
     options = import_flags.ModelOptions(known or newest_flags(), base)
-    stops, more = list[str](), dict[str, Any]()
+    stops, more, flags = list[str](), dict[str, Any](), _MODELFILE["flags"]
     lines = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
     for found in _INSTRUCTION.finditer(lines):
         word, value = found[1].upper(), (found[2] or found[3] or "").strip()
@@ -348,8 +331,8 @@ def convert_modelfile(text: str, base: Path, known: Flags | None = None) -> impo
         elif word == "PARAMETER" and key == "num_ctx" and _TOKENS.fullmatch(setting):
             more["batching"] = {"max_context_length": int(setting)}  # num_ctx is per conversation
         elif word == "PARAMETER":
-            if key in _FLAGS or key in _SAME_FLAGS:
-                options.take(_FLAGS.get(key, key.replace("_", "-")), setting.strip())
+            if key in flags or key in _MODELFILE["same_flags"]:
+                options.take(flags.get(key, key.replace("_", "-")), setting.strip())
             else:
                 options.omitted.append(f"no equivalent: PARAMETER {key}")
         else:
@@ -369,14 +352,7 @@ def _take(options: import_flags.ModelOptions, word: str, value: str) -> None:
     elif word == "ADAPTER":
         options.take("--lora", value)
     elif word != "LICENSE":
-        options.omitted.append(f"{word}: {_REASONS.get(word, 'no equivalent')}")
-
-
-_REASONS: Final = {
-    "SYSTEM": "clients send their system prompt themselves",
-    "TEMPLATE": "the chat template of the GGUF counts; another one: flags.chat-template-file",
-    "MESSAGE": "clients send the conversation themselves",
-}
+        options.omitted.append(f"{word}: {_MODELFILE['reasons'].get(word, 'no equivalent')}")
 
 
 def _source(text: str) -> str:

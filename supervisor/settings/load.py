@@ -31,8 +31,6 @@ _PREFIX: Final = "CORRAL_"  # of variables
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The merged settings and their origins."""
-
     settings: Settings
     path: Path | None  # the file that was read, or None
     # "file", "environment" or "command line" by dotted key; other keys have defaults.

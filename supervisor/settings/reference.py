@@ -86,8 +86,6 @@ _LIMITS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class SettingReference:
-    """A setting."""
-
     key: tuple[str, ...]  # parts of the key; `NAME` stands for a name that users choose
     kind: str  # such as `integer`, `string or integer`, `"auto" or path`
     default: object  # the default value; None if there is none

@@ -41,7 +41,6 @@ def _pattern_validator(
 
 
 def is_model_name(name: str) -> bool:
-    """Return whether `[models.NAME]` may have this name."""
     return _MODEL_NAME.fullmatch(name) is not None
 
 

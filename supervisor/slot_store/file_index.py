@@ -113,8 +113,6 @@ _PREFIXES_MAX: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class CataloguedFile:
-    """A slot file."""
-
     manifest: Manifest  # without the text of the fingerprint, which is in `file`
     file: SlotFile
     # Tokens that this daemon restored; they lose half their weight per day.

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from proxy.cache.fingerprint import decode_fingerprint
+from proxy.common.toml_text import table_beside
 from supervisor.errors import NoSuchConversation
 from supervisor.plan.kv_cache import state_bytes
 from supervisor.plan.loras import SCALED, files_of
@@ -27,23 +28,7 @@ from supervisor.system.files import is_regular
 FORMAT: Final = 3
 SHA256_DIGITS: Final = 64
 
-# Options that do not change the contents of a cache. All others must be equal, including unknown
-# options of later builds: a discarded cache costs seconds, a wrong cache produces wrong text.
-_WITHOUT_EFFECT: Final = frozenset(
-    {
-        "--model", "--alias", "--ctx-size", "--metrics", "--slots", "--no-ui", "--no-webui",
-        "--ui", "--webui",
-        "--cors-origins", "--offline", "--jinja", "--log-colors", "--sse-ping-interval",
-        "--threads", "--threads-batch", "--prio", "--prio-batch", "--poll", "--poll-batch",
-        "--cpu-mask", "--cpu-range", "--cpu-strict", "--numa", "--batch-size", "--ubatch-size",
-        "--cache-ram", "--cont-batching", "--slot-prompt-similarity", "--load-mode", "--mlock",
-        "--no-mmap", "--mmap", "--timeout", "--threads-http", "--warmup", "--no-warmup", "--fit",
-        "--gpu-layers", "--n-gpu-layers", "--device", "--main-gpu", "--tensor-split",
-        "--verbosity", "--log-verbosity", "--log-timestamps",
-    }
-)  # fmt: skip
-
-
+_WITHOUT_EFFECT: Final = frozenset[str](table_beside(__file__)["without_effect"])
 _SLOTS: Final = "--parallel"
 _OWN_CACHES: Final = "--no-kv-unified"
 _FULL_WINDOW: Final = "--swa-full"
@@ -113,8 +98,6 @@ class CacheKey:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One saved slot."""
-
     name: str  # of the file, without suffix; random
     model: str  # its name in the settings
     replica: int  # the one that saved it, from 0

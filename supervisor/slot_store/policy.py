@@ -48,7 +48,6 @@ class DiskBudget:
 
     @property
     def model_bytes(self) -> int:
-        """The most for one model."""
         return int(self.model_share * self.size_bytes)
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from prometheus_client import Metric
-from prometheus_client.core import GaugeMetricFamily
 
 from proxy.cache.fingerprint import ConversationFingerprint
+from proxy.observe.metrics import gauge
 from proxy.upstream.engine_state import SlotState
 from supervisor.errors import AccessDenied
 from supervisor.events import Emit, Part
@@ -90,9 +90,9 @@ class SlotFiles(Part):
         for entry in self.catalogue.files():
             counts[entry.manifest.model] += 1
             sizes_bytes[entry.manifest.model] += entry.manifest.size_bytes
-        text = "Saved conversations and shared prefixes on disk."
-        yield _by_model("corral_slot_files", text, counts)
-        yield _by_model("corral_slot_file_disk_bytes", "Their size.", sizes_bytes)
+        yield gauge("slot_files", {(model,): count for model, count in counts.items()})
+        sizes = {(model,): size_bytes for model, size_bytes in sizes_bytes.items()}
+        yield gauge("slot_file_disk_bytes", sizes)
 
     async def wait_loaded(self) -> None:
         """Wait until the catalogue matches the present settings."""
@@ -259,13 +259,6 @@ class SlotFiles(Part):
     async def _evict(self) -> None:
         evicted = to_evict(self.catalogue.files(), self.budget, datetime.now(tz=UTC))
         await self._delete(entry.file.name for entry in evicted)
-
-
-def _by_model(name: str, text: str, values: Counter[str]) -> Metric:
-    family = GaugeMetricFamily(name, text, labels=("model",))
-    for model, value in values.items():
-        family.add_metric((model,), value)
-    return family
 
 
 def _run_timed(work: Callable[..., Result], *given: object) -> tuple[Result, float]:

@@ -139,8 +139,6 @@ class Client(ABC):
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file to fetch."""
-
     name: str  # for messages
     url: str
     size_bytes: int
