@@ -212,7 +212,7 @@ def read_prompt(
     size_bytes = sum(sizes_bytes)
     outline = Outline((), sizes_bytes, (), b"")
     if size_bytes >= _OUTLINED_MIN_BYTES:
-        labels = bytes([part[0] for part in parts]) if kind in _CONVERSATIONS else b""
+        labels = bytes([part[0] for part in parts]) if kind in CONVERSATIONS else b""
         outline = Outline(part_hashes(parts), sizes_bytes, messages, labels)
     lora = members.get("lora")
     # A client's `lora` may be long, so its seeds are not kept.
@@ -295,8 +295,12 @@ def _new_hasher(seed: bytes, size_bytes: int = _HASH_BYTES) -> hashlib.blake2b:
 # Parts of a prompt.
 
 
+def is_system(message: object) -> bool:
+    return isinstance(message, dict) and message.get("role") in {"system", "developer"}
+
+
 # The members with the system prompt and the messages, and those with texts.
-_CONVERSATIONS: Final = {
+CONVERSATIONS: Final = {
     EndpointKind.CHAT: ("", "messages"),
     EndpointKind.MESSAGES: ("system", "messages"),
     EndpointKind.RESPONSES: ("instructions", "input"),
@@ -312,7 +316,7 @@ def _numbered_parts(kind: EndpointKind, members: Mapping[str, Any]) -> list[_Num
     """Return the parts of a prompt in a template's order, each with the index of its message."""
     before = [_part("", name, json_bytes(members[name])) for name in _SHAPING if members.get(name)]
     found: list[_Numbered] = []
-    if names := _CONVERSATIONS.get(kind):
+    if names := CONVERSATIONS.get(kind):
         system, messages = names
         if system:
             before += _content("system", _without_stamps(members.get(system)))

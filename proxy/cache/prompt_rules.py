@@ -30,7 +30,7 @@ from typing import Any, Final
 
 from xxhash import xxh3_64_intdigest
 
-from proxy.cache.prompt import BLOCK_BYTES, Outline, json_bytes
+from proxy.cache.prompt import BLOCK_BYTES, CONVERSATIONS, Outline, is_system, json_bytes
 from proxy.observe.cache_finding import Change, ChangeKind
 from proxy.upstream.endpoint_kinds import EndpointKind
 
@@ -149,11 +149,11 @@ def _tools_change(
 
 def _text_of(kind: EndpointKind, members: Mapping[str, Any], message: int) -> str:
     """Return the texts of a message, or with -1 those of the system prompt."""
-    if kind not in _NAMES:
+    if kind not in CONVERSATIONS:
         return ""
     if message < 0:
         return "\n".join(system_texts(kind, members))
-    given = members.get(_NAMES[kind][1])
+    given = members.get(CONVERSATIONS[kind][1])
     if isinstance(given, str):
         return given
     found = given[message] if isinstance(given, list) and message < len(given) else None
@@ -170,13 +170,6 @@ def _texts(content: object) -> list[str]:
 
 # Rules.
 
-_NAMES: Final = {
-    EndpointKind.CHAT: ("", "messages"),
-    EndpointKind.MESSAGES: ("system", "messages"),
-    EndpointKind.RESPONSES: ("instructions", "input"),
-}
-_SYSTEM_ROLES: Final = frozenset({"system", "developer"})
-
 
 def apply_rules(
     rules: Sequence[str], kind: EndpointKind, members: Members, frozen: Frozen = _NOTHING
@@ -185,7 +178,7 @@ def apply_rules(
 
     The same members if nothing changes.
     """
-    if kind not in _NAMES:
+    if kind not in CONVERSATIONS:
         return members, (), frozen
     applied: list[str] = []
     before = system_texts(kind, members)
@@ -267,10 +260,10 @@ def _tool_name(tool: object) -> str:
 
 def system_texts(kind: EndpointKind, members: Mapping[str, Any]) -> list[str]:
     """Return the texts of a request's system prompt."""
-    system, messages = _NAMES[kind]
+    system, messages = CONVERSATIONS[kind]
     found = _texts(members.get(system)) if system else []
     given = members.get(messages)
-    for message in takewhile(_is_system, given if isinstance(given, list) else ()):
+    for message in takewhile(is_system, given if isinstance(given, list) else ()):
         found += _texts(message.get("content"))
     return found
 
@@ -282,19 +275,15 @@ def prompt_lines(kind: EndpointKind, members: Mapping[str, Any]) -> list[str]:
     return "\n".join([*system_texts(kind, members), *names]).split("\n")
 
 
-def _is_system(message: object) -> bool:
-    return isinstance(message, dict) and message.get("role") in _SYSTEM_ROLES
-
-
 def _with_system_texts(kind: EndpointKind, members: Members, texts: Sequence[str]) -> Members:
     """Replace the texts of the system prompt; a block without text is left out."""
-    system, messages = _NAMES[kind]
+    system, messages = CONVERSATIONS[kind]
     left, changed = iter(texts), dict(members)
     if system and members.get(system):
         changed[system] = _with_texts(members[system], left)
     given = members.get(messages)
     if isinstance(given, list):
-        leading = [*takewhile(_is_system, given)]
+        leading = [*takewhile(is_system, given)]
         written = [{**item, "content": _with_texts(item.get("content"), left)} for item in leading]
         changed[messages] = [*written, *given[len(leading) :]]
     return changed
@@ -360,8 +349,8 @@ class PromptRules:
 
 def _first_message(kind: EndpointKind, members: Members) -> str:
     """Return the first message that is not the system prompt, which a session keeps."""
-    given = members.get(_NAMES[kind][1]) if kind in _NAMES else None
+    given = members.get(CONVERSATIONS[kind][1]) if kind in CONVERSATIONS else None
     if not isinstance(given, list):
         return str(given)
-    first = next((item for item in given if not _is_system(item)), None)
+    first = next((item for item in given if not is_system(item)), None)
     return json_bytes(first).decode()

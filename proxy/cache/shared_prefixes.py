@@ -21,6 +21,7 @@ from typing import Any, Final
 from proxy.cache.prompt import (
     BLOCK_BYTES,
     Prompt,
+    is_system,
     json_bytes,
     message_parts,
     read_prompt,
@@ -40,7 +41,6 @@ _HASH_BYTES: Final = 8
 _OF_ASSISTANT: Final = b"a"
 
 LORA: Final = "lora"
-_LEADING: Final = frozenset({"system", "developer"})
 # Members that shape the prompt rather than the answer.
 _KWARGS: Final = "chat_template_kwargs"
 _SHAPING: Final = (
@@ -180,7 +180,7 @@ def _responses(members: Mapping[str, Any]) -> _Prefix | None:
     if members.get("tools") or not isinstance(instructions, str):
         return None
     behind = given if isinstance(given, list) else [{"role": "user", "content": given}]
-    if behind and _leads(behind[0]):
+    if behind and is_system(behind[0]):
         return None
     shaping = {_KWARGS: members.get(_KWARGS)}
     return _split([{"role": "system", "content": instructions}, *behind], shaping)
@@ -196,15 +196,11 @@ _READERS: Final = {
 def _split(messages: object, shaping: Mapping[str, Any]) -> _Prefix | None:
     if not isinstance(messages, list):
         return None
-    leading = list(takewhile(_leads, messages))
+    leading = list(takewhile(is_system, messages))
     if len(leading) == len(messages) or not all(map(_is_text, leading)):
         return None
     shaped = {name: value for name, value in shaping.items() if value is not None}
     return {"messages": leading, **shaped}, messages[len(leading)]
-
-
-def _leads(message: object) -> bool:
-    return isinstance(message, dict) and message.get("role") in _LEADING
 
 
 def _is_text(message: Message) -> bool:

@@ -11,7 +11,7 @@ clear its storage, redirect it or have its body shown as a page.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import compress
 from operator import itemgetter
@@ -59,8 +59,9 @@ _Fields = CIMultiDict[str] | CIMultiDictProxy[str]
 
 _TABLES: Final = table_beside(__file__)
 _HOP_BY_HOP: Final = frozenset[str](_TABLES["hop_by_hop"])
-_SESSION: Final = frozenset[str](_TABLES["session"])
-_NOT_UPSTREAM: Final = _HOP_BY_HOP | _SESSION | frozenset(_TABLES["not_upstream"])
+SESSION_FIRST: Final[Sequence[str]] = _TABLES["session_first"]
+SESSION_LAST: Final[Sequence[str]] = _TABLES["session_last"]
+_NOT_UPSTREAM: Final = _HOP_BY_HOP.union(SESSION_FIRST, SESSION_LAST, _TABLES["not_upstream"])
 # The only fields of an instance that reach a client, besides the content type.
 _DOWNSTREAM: Final[tuple[str, ...]] = ("Content-Length", "Retry-After")
 # Intermediaries that store or buffer a stream would deliver all tokens late and at once.

@@ -19,7 +19,7 @@ from proxy.cache.save_policy import OperationCounts
 from proxy.common.background_tasks import FAILURES
 from proxy.endpoints.slots import SlotTotals, all_slots, totals_of
 from proxy.observe import metrics
-from proxy.observe.metrics import Values, counter, gauge, histogram
+from proxy.observe.metrics import counter, gauge, histogram
 from proxy.observe.record import InFlight, InFlightRequest, Report
 from proxy.request.models import ModelInfo
 from proxy.router.lease import InstanceStats
@@ -53,24 +53,22 @@ def cache_metrics(router: Router) -> Iterator[Metric]:
     """Yield the counters of caches and slot files since the start."""
     uses, storage = router.cache_use.models, router.storage.counts
     for name, of_tier in _BY_TIER.items():
-        by_tier: Values = {
-            (model, tier): of_tier(use[tier]) for model, use in uses.items() for tier in use
-        }
+        by_tier = {(model, tier): of_tier(use[tier]) for model, use in uses.items() for tier in use}
         yield counter(name, by_tier)
     for name, of_operation in _BY_OPERATION.items():
-        done: Values = {
+        done = {
             (model, operation): of_operation(counts[operation])
             for model, counts in storage.items()
             for operation in counts
         }
         yield counter(name, done)
-    skipped: Values = dict(router.saves_skipped.items())
+    skipped = dict(router.saves_skipped.items())
     yield counter("slot_file_saves_skipped", skipped)
     ahead = router.next_turns.counts
     for name, of_model in _AHEAD.items():
-        values: Values = {(model,): of_model(counts) for model, counts in ahead.items()}
+        values = {(model,): of_model(counts) for model, counts in ahead.items()}
         yield counter(name, values)
-    tokens: Values = {
+    tokens = {
         (model, result): count
         for model, counts in ahead.items()
         for result, count in (
@@ -81,7 +79,7 @@ def cache_metrics(router: Router) -> Iterator[Metric]:
     }
     yield counter("next_turn_tokens", tokens)
     holds = {model: queue.holds for model, queue in router.queues.items()}
-    ended: Values = {
+    ended = {
         (model, result): count
         for model, its in holds.items()
         for result, count in its.counts.items()
@@ -179,7 +177,7 @@ class Metrics:
         yield from self._requests(instances, in_flight, counts)
         for name in metrics.COUNTERS:
             yield counter(name, counts[name])
-        failures: Values = {(task,): count for task, count in FAILURES.counts.items()}
+        failures = {(task,): count for task, count in FAILURES.counts.items()}
         yield counter("task_failures", failures)
         yield from cache_metrics(router)
         for name, bounds in metrics.HISTOGRAMS.items():
@@ -250,13 +248,13 @@ class VisibleMetrics:
 
 
 def _queues(queues: Mapping[str, QueueStats]) -> Iterator[Metric]:
-    waiting: Values = {
+    waiting = {
         (model, priority): count
         for model, queue in queues.items()
         for priority, count in (("interactive", queue.interactive), ("batch", queue.batch))
     }
-    oldest_s: Values = {(model,): queue.oldest_wait_s for model, queue in queues.items()}
-    expected_s: Values = {(model,): queue.expected_wait_s for model, queue in queues.items()}
+    oldest_s = {(model,): queue.oldest_wait_s for model, queue in queues.items()}
+    expected_s = {(model,): queue.expected_wait_s for model, queue in queues.items()}
     yield gauge("requests_waiting", waiting)
     yield gauge("oldest_wait_seconds", oldest_s)
     yield gauge("expected_wait_seconds", expected_s)
@@ -269,7 +267,7 @@ def _kv_cache(instances: Iterable[InstanceStats]) -> Metric:
         if instance.in_service:
             slots[instance.upstream.model] += instance.upstream.slots
             leased[instance.upstream.model] += len(instance.leases)
-    ratios: Values = {(model,): leased[model] / count for model, count in slots.items() if count}
+    ratios = {(model,): leased[model] / count for model, count in slots.items() if count}
     return gauge("kv_cache_usage_ratio", ratios)
 
 

@@ -32,7 +32,7 @@ from typing import Any, Final, TypeGuard
 import orjson
 from multidict import CIMultiDict
 
-from proxy.cache.prompt import BLOCK_TOKENS, has_text_only
+from proxy.cache.prompt import BLOCK_TOKENS, has_text_only, is_system
 from proxy.common.headers import JSON
 from proxy.errors import UpstreamConnectFailed, UpstreamFailed, UpstreamTimeout
 from proxy.http.api_formats import data_event
@@ -184,7 +184,6 @@ _FEWER_TOKENS: Final = 4
 # A chunk takes the current pass and its own; with another long prompt, a few more.
 _STEP_TIMEOUT_S: Final = 20.0
 _ANSWER_MAX_BYTES: Final = 32 * 1024**2
-_LEADING: Final = frozenset({"system", "developer"})
 # Where the engine counts the tokens of requests that it translates.
 _COUNT_PAGES: Final = {
     EndpointKind.MESSAGES: "/v1/messages/count_tokens",
@@ -297,7 +296,7 @@ class PrefillChunks:
         if self._lease.request.is_branch:
             return len(tokens)
         lease, messages = self._lease, chat["messages"]
-        own = next((message for message in messages if message.get("role") not in _LEADING), None)
+        own = next((message for message in messages if not is_system(message)), None)
         if own is None:
             return 0
         if count_page := _COUNT_PAGES.get(lease.request.kind):

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import attrs
 from prometheus_client import Metric
@@ -119,20 +119,20 @@ class Histogram:
         self.total += value
 
 
-# By the values of the labels.
-Values = Mapping[tuple[str, ...], float]
+# The values of the labels.
+Key = TypeVar("Key", bound=tuple[str, ...])
 
 
-def counter(name: str, values: Values) -> Metric:
+def counter(name: str, values: Mapping[Key, float]) -> Metric:
     return _metric(CounterMetricFamily, name, values)
 
 
-def gauge(name: str, values: Values) -> Metric:
+def gauge(name: str, values: Mapping[Key, float]) -> Metric:
     return _metric(GaugeMetricFamily, name, values)
 
 
 def _metric(
-    kind: type[CounterMetricFamily | GaugeMetricFamily], name: str, values: Values
+    kind: type[CounterMetricFamily | GaugeMetricFamily], name: str, values: Mapping[Key, float]
 ) -> Metric:
     labels, text = families()[name]
     family = kind(f"corral_{name}", text, labels=labels)
@@ -141,9 +141,7 @@ def _metric(
     return family
 
 
-def histogram(
-    name: str, bounds: Sequence[float], histograms: Mapping[tuple[str, ...], Histogram]
-) -> Metric:
+def histogram(name: str, bounds: Sequence[float], histograms: Mapping[Key, Histogram]) -> Metric:
     labels, text = families()[name]
     family = HistogramMetricFamily(f"corral_{name}", text, labels=labels)
     edges = [*(str(float(bound)) for bound in bounds), "+Inf"]

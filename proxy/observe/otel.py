@@ -18,6 +18,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from http import HTTPMethod
 from typing import Any, Final
 
 from aiohttp import web
@@ -131,9 +132,6 @@ Attributes = Mapping[str, str | bool | int | float]
 # Phases in order; the client's pauses are part of `decode`.
 _BEFORE_TOKENS: Final = ("queued", "evict", "load", "slots", "prefill")
 _SPAN_NAMES: Final = {"queued": "queue"}
-_METHODS: Final = frozenset(
-    {"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"}
-)
 _TABLES: Final = table_beside(__file__)
 _OPERATIONS: Final[Mapping[str, str]] = _TABLES["operations"]
 _ATTRIBUTES: Final[Mapping[str, str]] = _TABLES["attributes"]
@@ -141,7 +139,7 @@ _SERVER_ERROR: Final = 500
 
 
 def method_of(method: str) -> str:
-    return method if method in _METHODS else "_OTHER"
+    return method if method in HTTPMethod.__members__ else "_OTHER"
 
 
 def span_name(method: str, fields: Mapping[str, Any]) -> str:

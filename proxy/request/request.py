@@ -26,7 +26,14 @@ from multidict import CIMultiDict
 
 from proxy.auth.api_keys import KEY
 from proxy.cache.prompt import ANYONE, CacheOwner, Prompt, read_prompt
-from proxy.common.headers import CACHE_OWNER, HOP, PRIORITY, for_upstream
+from proxy.common.headers import (
+    CACHE_OWNER,
+    HOP,
+    PRIORITY,
+    SESSION_FIRST,
+    SESSION_LAST,
+    for_upstream,
+)
 from proxy.common.toml_types import duration_s
 from proxy.errors import BadRequest
 from proxy.http.body import (
@@ -47,15 +54,6 @@ from proxy.settings import ProxySettings
 from proxy.upstream.endpoint_kinds import EndpointKind, endpoint_kind
 
 KEEP_ALIVE: Final = "keep_alive"
-_HEADERS_FIRST: Final = (
-    "x-claude-code-session-id",
-    "x-opencode-session",
-    "x-session-affinity",
-    "x-session-id",
-    "session_id",
-    "conversation_id",
-)
-_HEADERS_LAST: Final = ("x-amp-thread-id", "x-conversation-id")
 # Claude Code writes user_…_account_…_session_UUID, later versions an object as a string.
 _IN_USER_ID: Final = re.compile(r'_session_([\w-]{8,64})|"session_id"\s*:\s*"([\w-]{8,64})"')
 _NAME_MAX_CHARACTERS: Final = 512
@@ -65,9 +63,9 @@ _USER_MAX_CHARACTERS: Final = 4096
 def session_id(headers: Mapping[str, str], members: Mapping[str, Any]) -> str | None:
     """Return the client's name for the conversation, 1 to 512 characters, or None."""
     given = (
-        *map(headers.get, _HEADERS_FIRST),
+        *map(headers.get, SESSION_FIRST),
         members.get("prompt_cache_key"),
-        *map(headers.get, _HEADERS_LAST),
+        *map(headers.get, SESSION_LAST),
         _in_metadata(members["metadata"]) if "metadata" in members else None,
     )
     for value in filter(None, given):

@@ -14,6 +14,7 @@ import orjson
 from attrs import define, field
 from xxhash import xxh3_128_digest
 
+from proxy.common.toml_text import table_beside
 from proxy.errors import (
     CrashesEngine,
     ProxyError,
@@ -32,23 +33,7 @@ from proxy.upstream.upstream import Upstream
 
 _REFUSED_FROM: Final = 2
 _SUSPECTS_MAX: Final = 1024
-# Members that do not change the engine's work.
-_IGNORED_MEMBERS: Final = frozenset(
-    {
-        "cache_prompt",
-        "id_slot",
-        "metadata",
-        "model",
-        "return_progress",
-        "seed",
-        "service_tier",
-        "store",
-        "stream",
-        "stream_options",
-        "timings_per_token",
-        "user",
-    }
-)
+_IGNORED_MEMBERS: Final = frozenset[str](table_beside(__file__)["ignored_members"])
 
 
 class CrashSuspects:

@@ -18,7 +18,7 @@ from attrs import define, field
 
 from proxy.common.background_tasks import FAILURES
 from supervisor.autoscale.slots import Change, Decider, ModelView
-from supervisor.engine.states import State
+from supervisor.engine.states import WITHOUT_PROCESS, State
 from supervisor.errors import CorralError
 from supervisor.events import Emit, Part
 from supervisor.fleet.fleet import Fleet
@@ -55,7 +55,6 @@ def _runs(replica: Replica, plan: Plan) -> bool:
 _SAMPLE_S: Final = 5.0
 _RETRY_FIRST_S: Final = 60.0
 _RETRY_MAX_S: Final = 3600.0
-_ENDED: Final = frozenset({State.STOPPED, State.BACKOFF, State.FAILED})
 
 
 @define(eq=False, slots=False)
@@ -231,7 +230,7 @@ class AdaptiveController(Part):
         for name in tuple(self._adapted):
             model = self._fleet.models.get(name)
             if model is None or any(
-                (replica.instance.snapshot().state in _ENDED) for replica in model.replicas
+                (replica.instance.snapshot().state in WITHOUT_PROCESS) for replica in model.replicas
             ):
                 del self._adapted[name]
 

@@ -154,17 +154,7 @@ STOP_COMMANDS: Final = frozenset({Event.STOP, Event.RESTART})
 
 # Events about the process of one run. A fact about an earlier run is ignored, so that a late one
 # does not affect the next process.
-FACTS: Final = frozenset(
-    {
-        Event.HEALTHY,
-        Event.UNHEALTHY,
-        Event.OVERDUE,
-        Event.WARMED,
-        Event.MEASURED,
-        Event.DRAINED,
-        Event.EXITED,
-    }
-)
+FACTS: Final = frozenset(Event).difference(WANTED, {Event.DEADLINE})
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,6 @@ from supervisor.plan.loras import SCALED
 from supervisor.plan.profile import Profile
 from supervisor.plan.render import OmittedFlag, RenderedFlag, canonical, render
 from supervisor.plan.resolve import (
-    CORRAL_DEFAULTS,
     RPC,
     ModelEntry,
     RpcWorker,
@@ -38,7 +37,7 @@ from supervisor.plan.resolve import (
     is_auto,
     resolve,
 )
-from supervisor.plan.setting import CORRAL, FlagName, FlagSetting, SettingsByFlag, values
+from supervisor.plan.setting import CORRAL, DEFAULTS, FlagName, FlagSetting, SettingsByFlag, values
 from supervisor.system.machine import Machine
 
 
@@ -331,7 +330,7 @@ def _omissions(
             reason=reason,
         )
         for key, value, reason in left_out
-        if not (key in CORRAL_DEFAULTS and origins[key] == CORRAL)
+        if not (key in DEFAULTS and origins[key] == CORRAL)
     )
 
 

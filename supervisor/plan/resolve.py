@@ -25,7 +25,7 @@ from supervisor.plan.embedding import embedding_batches, embedding_slots, explic
 from supervisor.plan.loras import LoraSettings, lora_settings
 from supervisor.plan.profile import Profile
 from supervisor.plan.render import canonical
-from supervisor.plan.setting import BATCHING, CORRAL, Setting, SettingsByFlag, values
+from supervisor.plan.setting import BATCHING, CORRAL, DEFAULTS, Setting, SettingsByFlag, values
 
 # The option that each key sets, by its name in `[models.NAME.flags]`.
 OPTIONS: Final[Mapping[str, str]] = {
@@ -146,22 +146,6 @@ def fitting_split(own: SettingsByFlag, workers: Sequence[RpcWorker]) -> Settings
     return {key: setting for key, setting in own.items() if key != SPLIT}
 
 
-# Defaults for every engine, with reasons. Profiles and models override them; builds without the
-# option do not get it.
-CORRAL_DEFAULTS: Final[Mapping[str, tuple[FlagValue, str]]] = {
-    "metrics": (True, "status and health checks read its counters"),
-    "slots": (True, "status shows its slots"),
-    "ui": (False, "engines serve the proxy, not browsers"),
-    "cors-origins": ("localhost", "no foreign web page may send requests to an engine"),
-    "offline": (True, "engines download nothing"),
-    "jinja": (True, "tool calls need the model's own template"),
-    "log-colors": ("off", "the log goes to a file"),
-    # An engine with an open stream notices SIGTERM only at its next ping; with the default of
-    # 30 s it hangs that long. During a long prefill, pings also show that it works.
-    "sse-ping-interval": (1, "an engine notices SIGTERM at its next ping"),
-}
-
-
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
     """A model of `corral.toml`."""
@@ -209,7 +193,7 @@ def is_auto(key: str, value: FlagValue) -> bool:
 
 def _merge(entry: ModelEntry, profile: Profile, flags: Flags, draft: Draft) -> SettingsByFlag:
     """Merge all sources by today's names; the last source wins."""
-    ours = {key: Setting(value, CORRAL, reason) for key, (value, reason) in CORRAL_DEFAULTS.items()}
+    ours = {key: Setting(value, CORRAL, reason) for key, (value, reason) in DEFAULTS.items()}
     if entry.serves_ui:
         ours["ui"] = Setting(value=True, origin=CORRAL, reason="engine_ui under [proxy]")
     named = _canonical(profile.flags, flags, lambda name: f"profile {profile.origins[name]}")

@@ -79,6 +79,7 @@ def values(settings: SettingsByFlag) -> dict[str, FlagValue]:
 OptionValue = tuple[str, FlagValue]
 _TABLES: Final[Any] = table_beside(__file__)
 SPELLINGS: Final[Mapping[str, Sequence[str]]] = _TABLES["spellings"]
+DEFAULTS: Final[Mapping[str, tuple[FlagValue, str]]] = _TABLES["defaults"]
 ONCE_BARE: Final = frozenset[str](_TABLES["once_bare"])
 ENGINE_TOOLS: Final = frozenset[str](_TABLES["engine_tools"])
 MOVED, MOVED_BACK = (
