@@ -121,20 +121,21 @@ class Fork:
             session=None if at else request.session,  # a conversation is in one slot
             is_let_in=request.is_let_in or at > 0,
             is_branch=answers == 1,
-            call_retries=None,
         )
 
 
 def fork_of(request: ProxyRequest, instances: Sequence[RoutingTarget]) -> Fork | None:
     """Return how to split a request for more answers than any of `instances` has slots.
 
-    None if one of them has enough, or if an engine refuses the request anyway.
+    So is one whose calls are checked, each answer on its own. None if one of them has enough, or if
+    an engine refuses the request anyway.
 
     Raises BadRequest: the request is too large to be sent for each answer.
     """
     able = [instance.upstream for instance in instances if instance.may_take(request)]
     slots = max((upstream.slots for upstream in able), default=0)
-    if request.kind not in _FORKED or not 0 < slots < request.slots:
+    is_checked = request.call_retries is not None and "tools" in request.json
+    if request.kind not in _FORKED or not slots or (slots >= request.slots and not is_checked):
         return None
     given = [value for name in _ANSWERS if (value := request.json.get(name)) is not None]
     if any(type(value) is not int for value in given) or request.slots != max(given):
@@ -142,7 +143,7 @@ def fork_of(request: ProxyRequest, instances: Sequence[RoutingTarget]) -> Fork |
     is_short = request.prompt is None or len(request.prompt.blocks) < BEGINNING_BLOCKS_MIN
     is_chat = request.kind is EndpointKind.CHAT and has_text_only(request.json.get("messages"))
     is_shared = is_chat and any(upstream.saves_beginnings for upstream in able)
-    fork = Fork(request, 1 if is_short or is_shared else slots)
+    fork = Fork(request, 1 if is_short or is_shared or is_checked else slots)
     if (size_bytes := fork.count * len(request.body)) > _REPEATED_MAX_BYTES:
         raise BadRequest(
             f"{request.slots} answers need {fork.count} requests with {size_bytes} bytes in all, "

@@ -269,13 +269,13 @@ class Forward:
         with response.through(checked):
             await self._forward(request, response)
         if checked.broken:
+            response.note_pause()
             for call in checked.broken:
                 await self._generate_again(call, checked, request, response)
             record.status, record.code = HTTPStatus.OK, None
-            if not response.is_committed:
-                content_type = EVENT_STREAM if checked.is_stream else JSON
-                headers = for_client(CIMultiDict({"Content-Type": content_type}))
-                await response.begin(HTTPStatus.OK, headers)
+            content_type = EVENT_STREAM if checked.is_stream else JSON
+            headers = for_client(CIMultiDict({"Content-Type": content_type}))
+            await response.begin(HTTPStatus.OK, headers)
             await response.finish(checked.rest())
         record.count_calls("repaired", checked.mended)
 

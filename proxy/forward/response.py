@@ -438,18 +438,23 @@ class ClientResponse(Response):
 
     def note_pause(self) -> None:
         if self.is_committed:
-            self.start_pings()
+            self._cancel_first_ping()
+            loop = asyncio.get_running_loop()
+            self._first_ping = loop.call_later(FIRST_PING_S, self._ping_on)
 
     async def _end_pause(self) -> None:
-        if self._first_ping or self._pings:
-            await self._stop_pings()
+        self._cancel_first_ping()
+        await self._stop_pings()
 
     async def cancel_pings(self) -> None:
+        self._cancel_first_ping()
+        if self._pings:
+            await self._stop_pings(is_urgent=True)
+
+    def _cancel_first_ping(self) -> None:
         if self._first_ping:
             self._first_ping.cancel()
             self._first_ping = None  # which refers to this object
-        if self._pings:
-            await self._stop_pings(is_urgent=True)
 
     def put(self, chunk: bytes, framed: bytes) -> bool:
         """Send bytes of a stream that has begun without waiting.
@@ -535,9 +540,12 @@ class ClientResponse(Response):
         await super()._send_error(status, headers, body)
 
     def _begin_pings(self) -> None:
-        self._first_ping = None
         if not self.is_committed:
-            self._pings = Pings(self._ping)
+            self._ping_on()
+
+    def _ping_on(self) -> None:
+        self._first_ping = None
+        self._pings = Pings(self._ping)
 
     async def _stop_pings(self, *, is_urgent: bool = False) -> None:
         if self._pings:

@@ -88,6 +88,8 @@ class CheckedCalls(EventTransform):
         self._body: dict[str, Any] | None = None  # of a whole response that is held
         self._last: Mapping[str, Any] = {}  # the last piece of a stream
         self.is_stream = self._is_unparsed = self._is_unnamed = False
+        # Tokens of all calls that were generated again, and of the one whose body is `_body`.
+        self._again_tokens = self._own_tokens = 0
         self._ended = 0  # items of the Responses API that are calls and have ended
 
     @property
@@ -174,6 +176,8 @@ class CheckedCalls(EventTransform):
             return
         try:
             answered = orjson.loads(body)
+            tokens = _answer_tokens(answered)
+            self._again_tokens += tokens
             written = orjson.loads(_text_of(answered))
         except orjson.JSONDecodeError:
             call.fault = "it was cut by the limit of tokens; raise it"
@@ -185,7 +189,7 @@ class CheckedCalls(EventTransform):
                 found = Call(name, orjson.dumps(arguments).decode())
             case {"answer": str(text)} if not call.name:
                 call.text, call.fault, call.is_changed = text, "", True
-                self._body = self._body or answered
+                self._take_body(answered, tokens)
                 return
             case _:
                 found = Call(call.name, orjson.dumps(written).decode())
@@ -195,7 +199,19 @@ class CheckedCalls(EventTransform):
             call.name, call.arguments, call.is_changed = found.name, found.arguments, True
             call.id = call.id or uuid4().hex
             self.regenerated += 1
-            self._body = self._body or answered
+            self._take_body(answered, tokens)
+
+    def _take_body(self, answered: dict[str, Any], tokens: int) -> None:
+        """Take the first good response for the answer if the engine gave none."""
+        if not self._body:
+            self._body, self._own_tokens = answered, tokens
+
+    def _whole_usage(self, usage: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a usage with the tokens of calls that were generated again; the prompt is one."""
+        more = self._again_tokens - (self._own_tokens if self._is_unparsed else 0)
+        names = ("completion_tokens", "output_tokens", "total_tokens")
+        counts = {name: usage[name] + more for name in names if isinstance(usage.get(name), int)}
+        return {**usage, **counts}
 
     def rest(self) -> bytes:
         """Return what the client has not got yet, once no call is broken."""
@@ -294,6 +310,9 @@ class CheckedCalls(EventTransform):
             return b""  # in place of the calls that were generated again
         if not self._is_message:
             return self._rewritten_item(piece)
+        if usage := piece.get("usage"):
+            piece = {**piece, "usage": self._whole_usage(usage)}
+            event = data_event(piece)
         if call and call.is_changed:
             return data_event(_with_delta(piece, {"tool_calls": [self._call_json(call)]}))
         if self.regenerated and _is_cut(piece):
@@ -325,6 +344,8 @@ class CheckedCalls(EventTransform):
             message["tool_calls"] = written
         is_named = written and (self._is_unparsed or self.regenerated)
         reason = "tool_calls" if is_named else choice.get("finish_reason")
+        if usage := body.get("usage"):
+            body = {**body, "usage": self._whole_usage(usage)}
         return {**body, "choices": [{**choice, "message": message, "finish_reason": reason}]}
 
     def _substitute(self, response: dict[str, Any]) -> dict[str, Any]:
@@ -335,6 +356,8 @@ class CheckedCalls(EventTransform):
             else item
             for item in response["output"]
         ]
+        if usage := response.get("usage"):
+            response = {**response, "usage": self._whole_usage(usage)}
         return {**response, "output": output}
 
     def _missing_end(self) -> bytes:
@@ -342,7 +365,7 @@ class CheckedCalls(EventTransform):
         if not (self._is_unparsed and self.is_stream) or self.broken:
             return b""
         body = {**(self._body or {}), **self._last}
-        last = self.calls[-1]
+        usage, last = body.pop("usage", None), self.calls[-1]
         pieces = []
         if last.text is not None:
             pieces.append(_with_delta(body, {"role": "assistant", "content": last.text}))
@@ -351,8 +374,8 @@ class CheckedCalls(EventTransform):
             pieces.append(_with_delta(body, {"role": "assistant", "tool_calls": calls}))
         pieces.append(_with_delta(body, {}, "tool_calls" if last.text is None else "stop"))
         options = self._request.json.get("stream_options") or {}
-        if options.get("include_usage") and (usage := (self._body or {}).get("usage")):
-            pieces.append({**_shared(body), "choices": [], "usage": usage})
+        if options.get("include_usage") and usage:
+            pieces.append({**_shared(body), "choices": [], "usage": self._whole_usage(usage)})
         return b"".join(map(data_event, pieces)) + b"data: [DONE]\n\n"
 
     def _call_json(self, call: Call) -> dict[str, Any]:
@@ -409,6 +432,11 @@ def _text_of(body: Mapping[str, Any]) -> str:
         if item.get("type") == "message":
             texts += [part.get("text") or "" for part in item["content"]]
     return "".join(texts)
+
+
+def _answer_tokens(body: Mapping[str, Any]) -> int:
+    usage = body.get("usage") or {}
+    return int(usage.get("completion_tokens") or usage.get("output_tokens") or 0)
 
 
 def _call_schema(name: str, schema: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from support import response_streams
 from support.proxy_harness import ProxyHarness
 from support.upstream import Call as Asked
 
+from proxy.forward import response as response_module
 from proxy.observe.cache_finding import Cause
 from proxy.observe.explanation import explain
 
@@ -162,6 +163,84 @@ async def test_a_broken_call_alone_is_generated_again(
     (finished,) = proxy.events("request.finished")
     assert finished["tool_calls"] == {"regenerated": 1}
     assert finished["status"] == 200
+
+
+@both
+@pytest.mark.parametrize("is_parsed", [True, False])
+async def test_usage_counts_the_prompt_once_and_all_generated_tokens(
+    proxy: ProxyHarness, *, is_stream: bool, is_parsed: bool
+) -> None:
+    """What the engine could not parse, it does not count."""
+
+    async def speak(asked: Asked) -> None:
+        await asked.begin_stream()
+        is_again = "response_format" in orjson.loads(asked.body)
+        *events, end = again_stream("", written({"city": "Oslo"})) if is_again else chat_stream("{")
+        counts = {"prompt_tokens": 20, "completion_tokens": 5, "total_tokens": 25}
+        events.append(b"data: " + orjson.dumps({"choices": [], "usage": counts}) + b"\n\n")
+        if not (is_again or is_parsed):
+            events, end = [b"data: " + orjson.dumps({"error": ERROR}) + b"\n\n"], b""
+        for event in (*events, end):
+            if event:
+                await asked.chunk(event)
+        await asked.end()
+
+    await proxy.fake(speak)
+    body = {"tools": TOOLS, "stream": is_stream, "messages": [], "model": "chat"}
+    body["stream_options"] = {"include_usage": True}
+    async with proxy.http.post("/v1/chat/completions", json=body, headers=REPAIR) as response:
+        text = await response.text()
+    lines = [line[6:] for line in text.splitlines() if line.startswith("data: {")]
+    (usage,) = (
+        found for line in lines or [text] if (found := json.loads(line).get("usage")) is not None
+    )
+    tokens = 10 if is_parsed else 5
+    assert usage == {
+        "prompt_tokens": 20,
+        "completion_tokens": tokens,
+        "total_tokens": 20 + tokens,
+    }
+
+
+@both
+async def test_each_of_several_answers_is_checked(proxy: ProxyHarness, *, is_stream: bool) -> None:
+    again = written({"city": "Oslo"})
+    engine = Engine(chat_stream('{"city": 5}'), again, again)
+    await proxy.fake(engine)
+    body = {"tools": TOOLS, "stream": is_stream, "messages": [], "model": "chat", "n": 2}
+    async with proxy.http.post("/v1/chat/completions", json=body, headers=REPAIR) as response:
+        text = await response.text()
+    assert (text.count("Oslo"), text.count("5}")) == (2, 0)
+    assert len(engine.asked) == 4
+
+
+async def test_a_stream_has_pings_while_a_call_is_generated_again(
+    proxy: ProxyHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(response_module, "FIRST_PING_S", 0.01)
+    has_text, has_ping = asyncio.Event(), asyncio.Event()
+
+    async def speak(asked: Asked) -> None:
+        await asked.begin_stream()
+        if "response_format" in orjson.loads(asked.body):
+            await has_ping.wait()
+            events = again_stream("", written({"city": "Oslo"}))
+        else:
+            begun, events = chat_stream(text="I look.")[:2], chat_stream("{")
+            await asked.chunk(b"".join(begun))
+            await has_text.wait()
+        for event in events:
+            await asked.chunk(event)
+        await asked.end()
+
+    await proxy.fake(speak)
+    body = {"tools": TOOLS, "stream": True, "messages": [], "model": "chat"}
+    async with proxy.http.post("/v1/chat/completions", json=body, headers=REPAIR) as response:
+        await response.content.readuntil(b"I look.")
+        has_text.set()
+        await response.content.readuntil(b"\n:\n\n")
+        has_ping.set()
+        assert b"Oslo" in await response.content.read()
 
 
 @both
@@ -319,6 +398,7 @@ async def test_the_responses_api_gets_its_own_events(
     else:
         whole = json.loads(text)
     (given,) = whole["output"]
+    assert whole["usage"]["output_tokens"] == 14  # of both generations
     assert json.loads(given["arguments"]) == {"city": "Oslo"}
     assert given["call_id"] == "fc_a"
 
