@@ -23,6 +23,7 @@ from rich.text import Text
 from support import tiny_gguf
 from support.corral_cli import CorralCli, until
 from support.dashboard_page import VIEWS, Dashboard, chromium
+from support.terminal import Terminal
 
 from supervisor.system.paths import directories
 
@@ -73,9 +74,11 @@ def main() -> None:
 
 def _picture_top(corral: CorralCli, path: Path) -> None:
     columns = 110
-    corral.env |= {"NO_COLOR": "", "FORCE_COLOR": "1", "COLUMNS": str(columns)}
+    corral.env |= {"NO_COLOR": "", "FORCE_COLOR": "1"}
     console = Console(record=True, width=columns, file=io.StringIO())
-    console.print(Text.from_ansi(corral.ok("top", "--once")))
+    with Terminal(corral, "top", "--once", columns=columns) as terminal:
+        terminal.end()
+    console.print(Text.from_ansi(terminal.written.decode().replace("\r", "")))
     # Without rich's fonts, which a page would load from elsewhere.
     style = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
     console.save_svg(str(path), title="corral top", code_format=style)

@@ -280,16 +280,16 @@ def command(client: Client, verb: str, names: Sequence[str], *, wait: bool) -> C
     failed = [describe(error, sys.stdout, "failed") for error in failures]
     text = "\n".join([*(f"ready: {name}" for name in ready), *failed, f"{status.url}/v1"])
     if verb == "start":
-        text += "".join(_next_steps(models, status.url))
+        text += "".join(_next_steps(models))
     return CommandResult(
         status, text, (*notes, *messages.keyless_warning(status)), 1 if failures else 0
     )
 
 
-def _next_steps(models: Sequence[messages.ModelStatus], url: str) -> Iterator[str]:
+def _next_steps(models: Sequence[messages.ModelStatus]) -> Iterator[str]:
     """Yield lines on what to do with the first model that is ready."""
     names = (model.name for model in models if model.state == "loaded")
-    steps = {"corral ui": f"opens the dashboard, {url}/corral/"}
+    steps = {"corral ui": "opens the dashboard"}
     if name := next(names, None):
         steps[f"corral run {shlex.quote(name)}"] = "chats with it here"
     width = max(map(len, steps))

@@ -191,7 +191,8 @@ def summary(status: DaemonStatus, requests: Sequence[RequestStats]) -> tuple[str
     )
     load = (
         f"{ready} of {len(instances)} instances ready · {busy} of {slots} slots busy · "
-        f"{len(requests)} requests, {queued} queued · {rate:.1f} tokens/s"
+        f"{len(requests)} request{'' if len(requests) == 1 else 's'}, {queued} queued · "
+        f"{rate:.1f} tokens/s"
     )
     return one_line(daemon), one_line(load)
 

@@ -41,7 +41,7 @@ def test_a_running_daemon_gets_further_models(corral: CorralCli, models: Path) -
     assert again == [
         "ready: a.0",
         f"{corral.url}/v1",
-        f"  corral ui     opens the dashboard, {corral.url}/corral/",
+        "  corral ui     opens the dashboard",
         "  corral run a  chats with it here",
     ]
     started = corral("start", "b.gguf", directory=models)
