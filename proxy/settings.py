@@ -369,7 +369,7 @@ class ProxySettings(SettingsTable):
     come; 0: never"""
     ahead_on_battery: bool = False
     """whether engines also do that while the machine runs on its battery"""
-    slot_hold_max_s: float = Field(0, ge=0, le=300)
+    slot_hold_max_s: float = Field(20, ge=0, le=300)
     """longest time, in seconds, for which the slot of a conversation that has called tools is held
     for its next turn while other requests wait; 0: never"""
     prefix_index_max_blocks: int = Field(200_000, ge=1, le=100_000_000)

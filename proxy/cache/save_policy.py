@@ -451,31 +451,30 @@ def pays_to_compute_ahead(case: NextTurnCase) -> bool:
     return lost >= _WORTH_TOKENS and gained * _AHEAD_COST_MAX >= case.tokens - case.found_tokens
 
 
-# A turn that waits for a slot again counts by at most this multiple of what it has to compute:
-# where nothing is lost, an idle slot only changes the order of requests.
-_AGAIN_MAX: Final = 4.0
 # Where a conversation is computed or restored sooner, holds gain a few percent at best.
 _LOST_MIN_S: Final = 0.5
 
 
-def handover_s(lost_s: float, slots: int, wait_s: float) -> float:
+def handover_s(lost_s: float, slots: int) -> float:
     """Return what it costs if a slot is handed over and its conversation returns, in slot seconds.
+
+    That the conversation then waits for another slot is no cost: others do not wait meanwhile.
 
     Args:
         lost_s: The time to compute or restore the conversation.
         slots: Slots of the engine in use, with this one: it computes one prompt after the other.
-        wait_s: How long the conversation would wait for a slot.
     """
-    if lost_s < _LOST_MIN_S:
-        return 0.0
-    return slots * lost_s + min(wait_s, _AGAIN_MAX * lost_s)
+    return slots * lost_s if lost_s >= _LOST_MIN_S else 0.0
 
 
-def hold_s(shares: Sequence[float], idle_s: float, limit_s: float, cost_s: float) -> float:
-    """Return how long to hold a slot from now while requests wait; 0: to hand it over gains more.
+def best_hold(
+    shares: Sequence[float], idle_s: float, limit_s: float, cost_s: float
+) -> tuple[float, float]:
+    """Return how long to hold a slot from now while requests wait, and what that gains.
 
-    A hold until a time gains `cost_s` if the conversation returns by then, and costs the time until
-    it returns, or until then. Both delay the waiting requests alike. The best end is taken.
+    Both are 0 if it gains more to hand the slot over. The gain is in slot seconds: a hold until a
+    time gains `cost_s` if the conversation returns by then, and costs the time until it returns, or
+    until then. Both delay the waiting requests alike. The best end is taken.
 
     Args:
         shares: Of returns by each of `PAUSE_ENDS_S`, see `ToolPauses`.
@@ -490,11 +489,11 @@ def hold_s(shares: Sequence[float], idle_s: float, limit_s: float, cost_s: float
     for end_s in (*ends_s, limit_s) if limit_s > idle_s and now < 1 else ():
         returned = _returned(shares, end_s)
         lost_s += (end_s - at_s) * (1 - (before + returned) / 2)
-        gain_s = (returned - now) * cost_s - lost_s
+        gain_s = ((returned - now) * cost_s - lost_s) / (1 - now)
         if gain_s > gained_s:
             held_s, gained_s = end_s - idle_s, gain_s
         at_s, before = end_s, returned
-    return held_s
+    return held_s, gained_s
 
 
 def _returned(shares: Sequence[float], by_s: float) -> float:

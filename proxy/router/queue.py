@@ -78,10 +78,11 @@ class QueuedRequest:
     looks_again_at_s: float = 0.0  # Time at which it chooses again in any case.
     # Since when it waits for a request that computes its beginning; None: it never did.
     beginning_since_s: float | None = None
-    # Instances whose free slots were held for others when it chose last, and since when it waits
-    # for such slots; None: it never did.
+    # Instances whose free slots were held for others when it chose last; since when it waits for
+    # such slots, and how long the requests before it would have taken then; None: it never did.
     withheld: Collection[str] = ()
     held_since_s: float | None = None
+    turn_s: float | None = None
     yielded: SlotYielded | None = None  # How it yielded its last slot; then its wait has no limit.
     _wake: asyncio.Event | None = field(default=None, init=False)
 
@@ -332,6 +333,8 @@ _LEFT_S: Final = 30.0
 _FEW_WAIT: Final = 16
 _FEW_INSTANCES: Final = 16
 _LOOKS_AGAIN_S: Final = 0.25
+# A running batch request yields its slot within this time.
+_YIELDS_S: Final = 1.0
 
 
 class SlotAssignment:
@@ -360,7 +363,7 @@ class SlotAssignment:
         self.instances = instances
         self.prefix_index = prefix_index
         self.clock = clock
-        self.holds = SlotHolds(queue.model, prefix_index, queue.settings, clock, self.times)
+        self.holds = SlotHolds(queue.model, prefix_index, queue.settings, clock)
         self._on_first_token = on_first_token
         self._beginnings = BeginningUse()
         self._turn = 0.0  # of the last instance that got a request, before it did
@@ -498,8 +501,7 @@ class SlotAssignment:
         if self.queue.is_full(request.priority):
             return left
         if self.holds.active:
-            withheld = self.holds.withheld(request, hint, queued.held_since_s, now_s)
-            queued.withheld, held = withheld, held | withheld
+            held |= self._held_for_agents(queued, of_model, hint, now_s)
         if (prompt := request.prompt) is None:
             return held
         for instance in of_model.with_files:
@@ -513,6 +515,21 @@ class SlotAssignment:
             wait_s = prefill_wait_s(*work, new_tokens, waited_s, timeout_s)
             if wait_s:
                 held[instance.upstream.name] = wait_s
+        return held
+
+    def _held_for_agents(
+        self, queued: QueuedRequest, of_model: ModelInstances, hint: CacheHint, now_s: float
+    ) -> Mapping[str, float]:
+        """Return the instances whose free slots are held for next turns."""
+        if queued.turn_s is None:
+            before = self.queue.position(queued, now_s) - 1
+            queued.turn_s = self.times.wait_s(before - 1, of_model.slots)
+            leases = (lease for instance in of_model.answering for lease in instance.leases)
+            if any(lease.request.may_yield for lease in leases):
+                queued.turn_s = max(queued.turn_s, _YIELDS_S)
+        waited_s = 0.0 if queued.held_since_s is None else now_s - queued.held_since_s
+        held = self.holds.withheld(queued.request, hint, waited_s, queued.turn_s, now_s)
+        queued.withheld = held
         return held
 
     def _alike_wait_s(self, instance: RoutingTarget, prompt: Prompt, now_s: float) -> float:

@@ -2,7 +2,7 @@
 
 An agent's next turn comes in 0.3 to 30 s. If a waiting request took the slot meanwhile, the history
 would be computed or restored again, and the engine's other slots would wait for that. So a slot is
-held as long as that costs more than the idle slot (`hold_s`, by the client's and tool's own times).
+held as long as that costs more than the idle slot (`best_hold`, by the times of the client's tool).
 A hold is no lease: a request finds a free slot that it may not take yet. While no request waits, or
 other slots are free, it has one effect: new conversations take other idle slots first.
 
@@ -10,10 +10,12 @@ A hold ends when the turn comes (`kept`), when its time is over (`expired`), whe
 has waited long enough or has a higher priority (`yielded`), or when its instance leaves service or
 the turn goes to another one (`ended`).
 
-No request starves: it waits for held slots as long as its own answer takes, then it gets the one
-that costs least to hand over. Several such requests take turns, so that handing over takes a small
-part of the time. A turn that finds its slot held counts for its client in the fair queue as any
-other, so once its slot is handed over, the clients that waited come first.
+An interactive request waits for held slots as long as it would wait without holds: until the
+requests before it in the queue had their turns. Then it gets the slot whose hold gains least. So
+single questions lose nothing, and the first in the queue takes a slot at once. The next turn of an
+agent that has called tools, and a batch request, wait longer, so that handing over takes a sixth of
+the time at most, but not half of their timeout. A turn that finds its slot held counts for its
+client in the fair queue as any other.
 
 A client that leaves during its answer has no hold. A closed connection after it says nothing: many
 clients open one for each request.
@@ -24,22 +26,36 @@ from __future__ import annotations
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Sequence
+from operator import itemgetter
 from typing import Final, Literal
 
 from proxy.cache.holders import Conversation
 from proxy.cache.index import CacheHint, PrefixIndex
-from proxy.cache.save_policy import PAUSE_ENDS_S, handover_s, hold_s
+from proxy.cache.save_policy import PAUSE_ENDS_S, best_hold, handover_s
 from proxy.request.request import ProxyRequest
-from proxy.router.lease import Clock, Lease, LeaseTimes, RoutingTarget
+from proxy.router.lease import Clock, Lease, RoutingTarget
 from proxy.settings import ProxySettings
 
 HoldResult = Literal["kept", "expired", "yielded", "ended"]
 
-# The longest wait for held slots, as a multiple of the expected time of the own answer.
-_PATIENCE: Final = 1.0
-# But no longer than this share of its own timeout.
+# The longest further wait of agents for held slots, as a multiple of what the hold gains.
+_PATIENCE: Final = 5.0
+# The longest wait for them, as a share of the request's timeout.
 _TIMEOUT_SHARE: Final = 0.5
 _CALLED_MAX: Final = 512
+
+
+def hold_wait_s(turn_s: float, worth_s: float, timeout_s: float, *, is_patient: bool) -> float:
+    """Return how long a request waits for held slots at most.
+
+    Args:
+        turn_s: How long the requests before it would take without holds.
+        worth_s: What a hold gains, see `best_hold`.
+        timeout_s: How long it may wait.
+        is_patient: Whether it is an agent's next turn, or work that can wait.
+    """
+    wait_s = turn_s + _PATIENCE * worth_s if is_patient else turn_s
+    return min(wait_s, _TIMEOUT_SHARE * timeout_s)
 
 
 class SlotHold:
@@ -80,12 +96,7 @@ class SlotHolds:
     """
 
     def __init__(
-        self,
-        model: str,
-        prefix_index: PrefixIndex,
-        settings: ProxySettings,
-        clock: Clock,
-        times: LeaseTimes,
+        self, model: str, prefix_index: PrefixIndex, settings: ProxySettings, clock: Clock
     ) -> None:
         self.active: dict[RoutingTarget, list[SlotHold]] = {}
         self.counts: Counter[str] = Counter()
@@ -94,9 +105,7 @@ class SlotHolds:
         self._measures = prefix_index.measures[model]
         self._max_s = settings.slot_hold_max_s
         self._clock = clock
-        self._times = times
         self.expected: OrderedDict[Conversation, SlotHold] = OrderedDict()
-        self._yielded_at_s = -math.inf
 
     def begin(self, lease: Lease, tokens: int, tools: Sequence[str]) -> None:
         """Hold the slot of a lease whose answer has called tools; its slot has `tokens` tokens."""
@@ -117,31 +126,34 @@ class SlotHolds:
         self._prefix_index.slot_maps[lease.upstream.name].keep(conversation)
 
     def withheld(
-        self, request: ProxyRequest, hint: CacheHint, since_s: float | None, now_s: float
+        self, request: ProxyRequest, hint: CacheHint, waited_s: float, turn_s: float, now_s: float
     ) -> dict[str, float]:
         """Return the instances whose free slots are held for others, with the time left of each.
 
-        `since_s` is the time since which the request waits for held slots, None if it does not yet.
+        Args:
+            request: One that waits, or has just come.
+            hint: What the caches hold of its prompt.
+            waited_s: How long it has waited for held slots.
+            turn_s: See `hold_wait_s`.
+            now_s: The time.
         """
+        is_patient = request.priority == "batch" or self._is_agent(request)
         found: dict[str, float] = {}
-        cheapest: SlotHold | None = None
+        cheapest: tuple[float, SlotHold] | None = None
         for instance in tuple(self.active):
             spare = instance.free - instance.slots_needed(request)
             kept = self._kept(instance, request, hint, now_s) if spare >= 0 else ()
             if len(kept) <= spare:
                 continue
-            patience_s = self._patience_s(request, hint, instance)
-            patience_s -= now_s - max(now_s if since_s is None else since_s, self._yielded_at_s)
-            found[instance.upstream.name] = min(patience_s, *(left_s for left_s, _ in kept))
-            for _, hold in kept:
-                if patience_s <= 0 and (
-                    cheapest is None or self._cost_s(hold) < self._cost_s(cheapest)
-                ):
-                    cheapest = hold
+            worth_s, _, hold = min(kept, key=itemgetter(0))
+            timeout_s = request.queue_timeout_s
+            patience_s = hold_wait_s(turn_s, worth_s, timeout_s, is_patient=is_patient) - waited_s
+            found[instance.upstream.name] = min(patience_s, *(left_s for _, left_s, _ in kept))
+            if patience_s <= 0 and (cheapest is None or worth_s < cheapest[0]):
+                cheapest = worth_s, hold
         if cheapest:
-            self._yielded_at_s = now_s
-            self._end(cheapest, "yielded")
-            return self.withheld(request, hint, since_s, now_s)
+            self._end(cheapest[1], "yielded")
+            return self.withheld(request, hint, waited_s, turn_s, now_s)
         return found
 
     def note_withheld(self, names: Collection[str], now_s: float) -> None:
@@ -158,9 +170,9 @@ class SlotHolds:
             if is_kept and not hold.is_over and hold.since_s is not None:
                 lease.held_s = lease.began_at_s - hold.since_s
             self._note_return(hold, joined_at_s - hold.ended_at_s, "kept" if is_kept else "ended")
-        holds = self.active.get(lease.instance, ())
+        holds, now_s = self.active.get(lease.instance, ()), self._clock()
         too_many = max(0, len(holds) - lease.instance.free)
-        for hold in sorted(holds, key=self._cost_s)[:too_many]:
+        for hold in sorted(holds, key=lambda hold: self._best(hold, now_s)[1])[:too_many]:
             self._end(hold, "yielded")
 
     def forget(self, instance: RoutingTarget) -> None:
@@ -171,7 +183,7 @@ class SlotHolds:
     def free_slots(self, instance: RoutingTarget) -> int:
         """Return the number of its free slots that are not held."""
         now_s = self._clock()
-        held = (self._left_s(hold, now_s) > 0 for hold in self.active.get(instance, ()))
+        held = (self._best(hold, now_s)[0] > 0 for hold in self.active.get(instance, ()))
         return instance.free - sum(held)
 
     def slots(self, instance: RoutingTarget) -> dict[int, float]:
@@ -180,7 +192,7 @@ class SlotHolds:
             return {}
         slot_map, now_s = self._prefix_index.slot_maps[instance.upstream.name], self._clock()
         shown = (hold for hold in self.active[instance] if hold.since_s is not None)
-        found = ((slot_map.find(hold.conversation), self._left_s(hold, now_s)) for hold in shown)
+        found = ((slot_map.find(hold.conversation), self._best(hold, now_s)[0]) for hold in shown)
         return {slot.id_slot: left_s for slot, left_s in found if slot}
 
     def slots_by_name(self) -> dict[str, float]:
@@ -191,22 +203,28 @@ class SlotHolds:
             for number, left_s in self.slots(instance).items()
         }
 
+    def _is_agent(self, request: ProxyRequest) -> bool:
+        """Return whether a request offers tools, and its client's agents are at work."""
+        clients = (hold.client for hold in self.expected.values())
+        return bool(request.json.get("tools")) and request.client in clients
+
     def _kept(
         self, instance: RoutingTarget, request: ProxyRequest, hint: CacheHint, now_s: float
-    ) -> list[tuple[float, SlotHold]]:
-        """Return the holds of an instance that a request respects, each with its time left."""
+    ) -> list[tuple[float, float, SlotHold]]:
+        """Return the holds that a request respects, each with what it gains and its time left."""
         kept = []
         for hold in tuple(self.active[instance]):
-            left_s = self._left_s(hold, now_s)
+            left_s, worth_s = self._best(hold, now_s)
             is_urgent = (hold.priority, request.priority) == ("batch", "interactive")
             if left_s <= 0:
                 self._end(hold, "expired")
             elif hold.conversation is not hint.conversation and not is_urgent:
-                kept.append((left_s, hold))
+                kept.append((worth_s, left_s, hold))
         return kept
 
-    def _left_s(self, hold: SlotHold, now_s: float) -> float:
-        return hold_s(hold.shares, now_s - hold.ended_at_s, self._max_s, self._cost_s(hold))
+    def _best(self, hold: SlotHold, now_s: float) -> tuple[float, float]:
+        """Return the time left of a hold, and what that gains."""
+        return best_hold(hold.shares, now_s - hold.ended_at_s, self._max_s, self._cost_s(hold))
 
     def _cost_s(self, hold: SlotHold) -> float:
         """Return what handing over costs, in seconds of slots."""
@@ -222,14 +240,7 @@ class SlotHolds:
             size_bytes = hold.tokens * upstream.token_bytes + upstream.state_bytes
             save_s = 0 if slot.content.is_saved else self._measures.saves.duration_s(size_bytes)
             lost_s = min(lost_s, save_s + self._measures.restores.duration_s(size_bytes))
-        return handover_s(absent_p * lost_s, 1 + len(instance.leases), self._times.held_s)
-
-    def _patience_s(self, request: ProxyRequest, hint: CacheHint, instance: RoutingTarget) -> float:
-        """Return how long a request waits for held slots."""
-        prompt = request.prompt
-        tokens = prompt.tokens - hint.cached_tokens(instance.bit) if prompt else 0
-        own_s = max(0, tokens) / instance.rates.prefill_tps + self._times.decode_s
-        return min(_PATIENCE * own_s, _TIMEOUT_SHARE * request.queue_timeout_s)
+        return handover_s(absent_p * lost_s, 1 + len(instance.leases))
 
     def _note_return(self, hold: SlotHold, pause_s: float, result: HoldResult = "expired") -> None:
         self._measures.tool_pauses.note(hold.client, hold.tools, pause_s)

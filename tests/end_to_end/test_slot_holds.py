@@ -111,11 +111,13 @@ class Responses(Chat):
 def hold_as_long_as(monkeypatch: pytest.MonkeyPatch, left_s: Callable[[float], float]) -> None:
     """Hold for so long, by the time since the answer, and whatever it costs."""
 
-    def hold_s(_shares: object, idle_s: float, _limit_s: float, _cost_s: float) -> float:
-        return left_s(idle_s)
+    def best_hold(
+        _shares: object, idle_s: float, _limit_s: float, _cost_s: float
+    ) -> tuple[float, float]:
+        return left_s(idle_s), 1.0
 
-    monkeypatch.setattr(slot_holds, "hold_s", hold_s)
-    monkeypatch.setattr(slot_holds, "_PATIENCE", 1e6)
+    monkeypatch.setattr(slot_holds, "best_hold", best_hold)
+    monkeypatch.setattr(slot_holds, "hold_wait_s", lambda *_, **__: 1e6)
 
 
 async def stranger(proxy: ProxyHarness, order: list[str]) -> None:

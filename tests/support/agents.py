@@ -1,217 +1,365 @@
-"""Agents with tool calls, and clients of single turns, on the real router in virtual time.
+"""Sessions of agents on the whole proxy in virtual time, before engines that only wait.
 
-Engines only count: each computes one prompt after the other in passes of up to 512 tokens, in which
-its other slots decode one token each, and has no cache beyond its slots.
+An engine answers as llama-server does: a request may name its slot, else it gets the one used
+least recently; what a slot, or a copy in the host cache, has of a prompt is not computed again;
+`/slots` lists the tasks; slots are saved and restored between two passes. A pass has up to 256
+tokens: one of each answer, then those of prompts in the order of slots. Texts are messages with a
+number of tokens.
+
+Source: llama.cpp, tools/server/server-context.cpp, as far as `proxy.cache.host_cache` describes it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import random
-from array import array
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from itertools import count, takewhile
+from operator import attrgetter
+from pathlib import Path
 from typing import Any, Final
 
-from support.requests import ask, upstream, with_tools
+import aiohttp
+from support.proxy_harness import ProxyHarness
+from support.upstream import Call
 from support.virtual_time import run_in_virtual_time
 
-from proxy.cache.prompt import BLOCK_TOKENS, NO_OUTLINE
-from proxy.request.request import Priority, ProxyRequest
-from proxy.router.lease import Completion, Lease
+from proxy.cache.fingerprint import ConversationFingerprint, SlotFile
+from proxy.cache.save_policy import Transfer
 from proxy.router.router import Router
-from proxy.settings import ProxySettings
-from proxy.upstream.upstream import Timings
-from scripts.simulation.workload import SimulatedPrompt
+from scripts.bench.agent_sessions import AGENTS, Outcome, Sessions
+from scripts.bench.deployment import KEYS
 
-_PASS_TOKENS: Final = 512
+_PASS_TOKENS: Final = 256
 # A pass over another sequence takes this much longer.
 _PASS_SHARE: Final = 0.1
-_NO_HASH: Final = hashlib.blake2b(digest_size=8)
-# By name, the usual time of a tool.
-TOOLS_S: Final = {"read": 0.4, "search": 1.5, "test": 6.0}
+_TOKEN_BYTES: Final = 50_000
+# The time of a transfer.
+_TRANSFER_S: Final = 0.01
+_BYTES_PER_S: Final = 1e9
+_NEVER_S: Final = 1e5
+_CACHE_KEY: Final = "key"
+_ANSWER_TOKENS: Final = 40
+_WORD_TOKENS: Final = 1.3
+_TOOLS_TOKENS: Final = 150
+# The least share of a copy that a prompt must keep to take it from the host cache.
+_KEPT_MIN: Final = 0.25
 
-
-def tool_s(rng: random.Random, tool: str) -> float:
-    """Return how long a call of a tool takes: 0.2 to 20 s."""
-    return min(20.0, max(0.2, rng.lognormvariate(0, 0.5) * TOOLS_S[tool]))
+# The parts of a prompt or slot: what each says, and its tokens.
+_Text = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AgentsCase:
-    """What is simulated; 8 agents and 2 clients of single turns share 4 slots of 2 engines."""
+    """What is simulated; 8 agents and 2 clients of single turns share the slots of the engines.
 
-    hold_max_s: float
+    Attributes:
+        proxy: Settings of `[proxy]`.
+        host_cache_bytes: Of each engine.
+        has_files: Whether slots are saved to files.
+    """
+
+    proxy: Mapping[str, object] = field(default_factory=dict)
     seed: int = 1
-    agents: int = 8
-    single_clients: int = 2
+    agents: int = AGENTS
+    turns: tuple[int, int] = (12, 40)
     instances: int = 2
     slots: int = 2
-    prefill_tps: float = 1500.0
+    prefill_tps: float = 500.0
     decode_tps: float = 50.0
+    host_cache_bytes: float = 0.0
+    has_files: bool = False
 
 
-@dataclass(slots=True)
-class AgentsOutcome:
-    sessions_s: list[float] = field(default_factory=list)
-    singles_s: list[float] = field(default_factory=list)
-    computed: int = 0
-    new: int = 0
-    longest_wait_s: float = 0.0
-    held_s: float = 0.0
-    kept: int = 0
+def simulate(case: AgentsCase) -> tuple[Outcome, Router]:
+    """Return what became of the sessions, and the router that assigned their slots."""
+    found: list[tuple[Outcome, Router]] = []
+
+    async def main() -> None:
+        with tempfile.TemporaryDirectory(prefix="corral-") as directory:
+            async with AsyncExitStack() as stack:
+                found.append(await _run(case, Path(directory), stack))
+
+    run_in_virtual_time(main())
+    return found[0]
+
+
+async def _run(case: AgentsCase, directory: Path, stack: AsyncExitStack) -> tuple[Outcome, Router]:
+    proxy, keys = ProxyHarness(directory, stack), directory / "keys.toml"
+    keys.touch(0o600)
+    keys.write_text("".join(f'[keys.{key}]\nkey = "{key}"\n' for key in KEYS), "utf-8")
+    await proxy.open(
+        api_keys_file=keys,
+        ahead_share=0.0,
+        max_body_bytes=2**20,
+        upstream_read_timeout_s=_NEVER_S,
+        **{"queue_timeout_s": _NEVER_S, **case.proxy},
+    )
+    files: dict[str, _Text] = {}
+    async with (
+        asyncio.TaskGroup() as group,
+        aiohttp.ClientSession(proxy.server.url, timeout=aiohttp.ClientTimeout()) as http,
+    ):
+        engines = [
+            _Engine(case, proxy.router, f"chat.{number}", files) for number in range(case.instances)
+        ]
+        running = [group.create_task(engine.run()) for engine in engines]
+        for engine in engines:
+            fake = await proxy.fake(engine.serve, engine.name, is_admitted=False)
+            fake.says_slots = False
+            upstream = replace(
+                fake.upstream(slots=case.slots),
+                can_name_slots=True,
+                cache_key=_CACHE_KEY if case.has_files else "",
+                token_bytes=_TOKEN_BYTES,
+                host_cache_bytes=case.host_cache_bytes,
+            )
+            proxy.router.admit(upstream, storage=engine if case.has_files else None)
+        outcome = await Sessions(http, case.seed, case.turns, case.agents).run()
+        for task in running:
+            task.cancel()
+    return outcome, proxy.router
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    number: int
+    text: _Text = ()
+    task: int = -1
+    is_busy: bool = False
+    prompt_left: int = 0
+    answer_left: int = 0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def wake(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def end(self) -> None:
+        self.is_busy, self.prompt_left, self.answer_left = False, 0, 0
+        self.wake()
 
 
 class _Engine:
-    def __init__(self, case: AgentsCase) -> None:
+    """One engine; also the storage of its slot files, which all engines share."""
+
+    def __init__(
+        self, case: AgentsCase, router: Router, name: str, files: dict[str, _Text]
+    ) -> None:
         self._case = case
-        self._slots: dict[int, tuple[object, int]] = {}
-        self._prompts: list[list[int]] = []
-        self._answers: list[list[int]] = []
-        self._passed = asyncio.Event()
+        self._router = router
+        self.name = name
+        self._files = files
+        self._slots = [_Slot(number) for number in range(case.slots)]
+        self._copies: list[_Text] = []  # The host cache, oldest first.
+        self._tasks = count(1)
+        self._transfers: list[tuple[float, asyncio.Event]] = []
         self._wanted = asyncio.Event()
 
     async def run(self) -> None:
+        """Compute passes until the task is cancelled."""
         while True:
-            if not (self._prompts or self._answers):
-                self._wanted.clear()
+            self._wanted.clear()
+            for duration_s, done in self._transfers:
+                await asyncio.sleep(duration_s)
+                done.set()
+            self._transfers.clear()
+            prompts = [slot for slot in self._slots if slot.prompt_left]
+            answers = [slot for slot in self._slots if slot.answer_left]
+            if prompts or answers:
+                await self._pass(prompts, answers)
+            else:
                 await self._wanted.wait()
-            pass_s = 0.0
-            prompts = self._prompts[:1]
-            for prompt in prompts:
-                tokens = min(_PASS_TOKENS, prompt[0])
-                prompt[0] -= tokens
-                pass_s += tokens / self._case.prefill_tps
-            if self._answers:
-                pass_s += (1 + _PASS_SHARE * (len(self._answers) - 1)) / self._case.decode_tps
-            await asyncio.sleep(pass_s)
-            for answer in self._answers:
-                answer[0] -= 1
-            self._prompts = [prompt for prompt in self._prompts if prompt[0] > 0]
-            self._answers = [answer for answer in self._answers if answer[0] > 0]
-            self._passed.set()
-            self._passed = asyncio.Event()
 
-    async def answer(self, lease: Lease, conversation: object, tokens: int, more: int) -> Timings:
-        assert lease.slot
-        clock, number = asyncio.get_running_loop().time, lease.slot.id_slot
-        holder, held = self._slots.pop(number, (None, 0))
-        cached = min(held, tokens - 1) if holder is conversation else 0
-        began_s = clock()
-        await self._until_done(self._prompts, tokens - cached)
-        first_s = clock()
-        lease.progress.count_token()
-        await self._until_done(self._answers, more)
-        self._slots[number] = conversation, tokens + more
-        prompt_ms, decode_ms = 1000 * (first_s - began_s), 1000 * (clock() - first_s)
-        return Timings(cached, tokens - cached, prompt_ms, more, decode_ms)
+    async def _pass(self, prompts: Sequence[_Slot], answers: Sequence[_Slot]) -> None:
+        left, pass_s = _PASS_TOKENS - len(answers), 0.0
+        if answers:
+            pass_s = (1 + _PASS_SHARE * (len(answers) - 1)) / self._case.decode_tps
+        parts = []
+        for slot in prompts:
+            parts.append((slot, min(left, slot.prompt_left)))
+            left -= parts[-1][1]
+        pass_s += sum(tokens for _, tokens in parts) / self._case.prefill_tps
+        await asyncio.sleep(pass_s)
+        for slot, tokens in parts:
+            slot.prompt_left -= min(tokens, slot.prompt_left)
+            slot.wake()
+        for slot in answers:
+            slot.answer_left -= 1
+            if not slot.answer_left:
+                slot.wake()
 
-    async def _until_done(self, work: list[list[int]], tokens: int) -> None:
-        own = [tokens]
-        work.append(own)
+    async def serve(self, call: Call) -> None:
+        """Answer one request."""
+        match call.line.split(" ")[:2]:
+            case "GET", "/slots":
+                await _say(call, [self._state(slot) for slot in self._slots])
+            case "POST", "/completion":  # an empty prompt: the slot counts as used
+                self._begin(self._slots[json.loads(call.body)["id_slot"]])
+                await _say(call, {"content": ""})
+            case "POST", "/v1/chat/completions":
+                await self._chat(call, json.loads(call.body))
+            case _:
+                await _say(call, {}, "404 Not Found")
+
+    def _state(self, slot: _Slot) -> dict[str, object]:
+        tokens = _tokens(slot.text)
+        return {
+            "id": slot.number,
+            "id_task": slot.task,
+            "n_prompt_tokens": tokens,
+            "is_processing": slot.is_busy,
+        }
+
+    def _begin(self, slot: _Slot) -> None:
+        """Begin a task; then the idle slots are copied to the host cache."""
+        slot.task = next(self._tasks)
+        for other in self._slots:
+            if other is not slot and not other.is_busy:
+                self._copy(other.text)
+
+    def _copy(self, text: _Text) -> None:
+        limit_tokens = self._case.host_cache_bytes / _TOKEN_BYTES
+        if not text or text in self._copies or _tokens(text) > limit_tokens:
+            return
+        self._copies = [copy for copy in self._copies if text[: len(copy)] != copy]
+        self._copies.append(text)
+        while sum(map(_tokens, self._copies)) > limit_tokens:
+            self._copies.pop(0)
+
+    def _choose(self, prompt: _Text) -> _Slot:
+        """Return the idle slot used least recently, with the copy that has most of a prompt."""
+        idle = [slot for slot in reversed(self._slots) if not slot.is_busy]
+        slot = min(idle, key=attrgetter("task"))
+        self._copy(slot.text)
+        best = max([slot.text, *self._copies], key=lambda text: _common(text, prompt))
+        if best in self._copies and _common(best, prompt) >= _KEPT_MIN * _tokens(best):
+            self._copies.remove(best)
+            slot.text = best
+        return slot
+
+    async def _chat(self, call: Call, body: Mapping[str, Any]) -> None:
+        prompt = _read(body)
+        number = body.get("id_slot")
+        slot = self._choose(prompt) if number is None else self._slots[number]
+        while slot.is_busy:
+            await slot.changed.wait()
+        slot.is_busy = True
+        try:
+            self._begin(slot)
+            await self._answer(call, slot, prompt, body)
+        finally:
+            slot.end()
+
+    async def _answer(
+        self, call: Call, slot: _Slot, prompt: _Text, body: Mapping[str, Any]
+    ) -> None:
+        clock, total = asyncio.get_running_loop().time, _tokens(prompt)
+        began_s, cached = clock(), min(_common(slot.text, prompt), total - 1)
+        slot.text, slot.prompt_left = prompt, total - cached
         self._wanted.set()
-        while own[0] > 0:
-            await self._passed.wait()
+        await call.begin_stream()
+        while slot.prompt_left:
+            done = total - slot.prompt_left
+            progress = {"total": total, "cache": cached, "processed": done, "time_ms": 1}
+            await _stream(call, {"content": None}, prompt_progress=progress)
+            await slot.changed.wait()
+        first_s, slot.answer_left = clock(), _ANSWER_TOKENS - 1
+        self._wanted.set()
+        await _stream(call, {"content": "a"})
+        while slot.answer_left:
+            await slot.changed.wait()
+        delta: dict[str, Any] = {"content": "a"}
+        if body.get("tools"):  # it calls the tool that the latest message names
+            tool = body["messages"][-1]["content"].split(" ")[0]
+            function = {"name": tool, "arguments": "{}"}
+            identity = {"index": 0, "id": f"call_{self.name}_{slot.task}", "type": "function"}
+            delta = {"tool_calls": [{**identity, "function": function}]}
+        slot.text = (*prompt, _part({"role": "assistant", **delta}))
+        timings = {
+            "cache_n": cached,
+            "prompt_n": total - cached,
+            "prompt_ms": 1000 * (first_s - began_s),
+            "predicted_n": _ANSWER_TOKENS,
+            "predicted_ms": 1000 * (clock() - first_s),
+        }
+        usage = {
+            "prompt_tokens": total,
+            "completion_tokens": _ANSWER_TOKENS,
+            "total_tokens": total + _ANSWER_TOKENS,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+        slot.end()
+        await _stream(call, delta)
+        reason = "tool_calls" if "tool_calls" in delta else "stop"
+        await _stream(call, {}, reason, usage=usage, timings=timings)
+        await call.chunk(b"data: [DONE]\n\n")
+        await call.end()
+
+    def may_save(self, _instance: str, _size_bytes: float, /) -> bool:
+        return True
+
+    async def save(
+        self, _instance: str, id_slot: int, tokens: int, fingerprint: ConversationFingerprint, /
+    ) -> Transfer | None:
+        text = self._slots[id_slot].text
+        if _tokens(text) != tokens:
+            return None
+        transfer = await self._transfer(tokens)
+        name = f"{self.name}-{next(self._tasks)}"
+        self._files[name] = text
+        size_bytes = transfer.size_bytes
+        self._router.add_slot_file(SlotFile(name, _CACHE_KEY, tokens, size_bytes, fingerprint))
+        return transfer
+
+    async def restore(self, _instance: str, id_slot: int, name: str, /) -> Transfer | None:
+        self._slots[id_slot].text = text = self._files[name]
+        return await self._transfer(_tokens(text))
+
+    async def _transfer(self, tokens: int) -> Transfer:
+        size_bytes, done = tokens * _TOKEN_BYTES, asyncio.Event()
+        duration_s = _TRANSFER_S + size_bytes / _BYTES_PER_S
+        self._transfers.append((duration_s, done))
+        self._wanted.set()
+        await done.wait()
+        return Transfer(tokens, size_bytes, duration_s)
 
 
-class _Run:
-    def __init__(self, case: AgentsCase) -> None:
-        self._case = case
-        self.outcome = AgentsOutcome()
-        settings = ProxySettings(slot_hold_max_s=case.hold_max_s)
-        self.router = Router(settings, clock=lambda: asyncio.get_running_loop().time())
-
-    async def main(self) -> None:
-        case = self._case
-        self._engines = {f"chat.{at}": _Engine(case) for at in range(1, case.instances + 1)}
-        for name in self._engines:
-            self.router.admit(replace(upstream(name, slots=case.slots), can_name_slots=True))
-        async with asyncio.TaskGroup() as group:
-            engines = [group.create_task(engine.run()) for engine in self._engines.values()]
-            agents = [group.create_task(self._agent(number)) for number in range(case.agents)]
-            singles = [
-                group.create_task(self._singles(number)) for number in range(case.single_clients)
-            ]
-            await asyncio.wait(agents)
-            for task in (*singles, *engines):
-                task.cancel()
-        holds = self.router.queues["chat"].holds
-        self.outcome.held_s, self.outcome.kept = holds.held_s, holds.counts["kept"]
-
-    async def _agent(self, number: int) -> None:
-        rng = random.Random(f"{self._case.seed} agent {number}")  # noqa: S311 (a workload)
-        began_s = asyncio.get_running_loop().time()
-        history = _History(rng, f"agent-{number}", rng.randint(800, 1600))
-        for _ in range(rng.randint(12, 40)):
-            answer_tokens, tool = rng.randint(20, 60), rng.choice(list(TOOLS_S))
-            await self._ask(history, answer_tokens, tool)
-            await asyncio.sleep(tool_s(rng, tool))
-            history.grow(rng.randint(40, 160))
-        self.outcome.sessions_s.append(asyncio.get_running_loop().time() - began_s)
-
-    async def _singles(self, number: int) -> None:
-        rng = random.Random(f"{self._case.seed} single {number}")  # noqa: S311 (as above)
-        while True:
-            await asyncio.sleep(rng.expovariate(1 / 6))
-            began_s = asyncio.get_running_loop().time()
-            history = _History(rng, f"single-{number}", rng.randint(60, 300))
-            await self._ask(history, rng.randint(20, 60), "")
-            self.outcome.singles_s.append(asyncio.get_running_loop().time() - began_s)
-
-    async def _ask(self, history: _History, answer_tokens: int, tool: str) -> None:
-        outcome, reply = self.outcome, dict[str, Any](role="assistant", content="")
-        if tool:
-            reply["tool_calls"] = [{"function": {"name": tool}}]
-        async with self.router.lease(history.request()) as lease:
-            outcome.longest_wait_s = max(outcome.longest_wait_s, lease.queued_s)
-            engine = self._engines[lease.upstream.name]
-            timings = await engine.answer(lease, history, history.tokens, answer_tokens)
-            self.router.finish(lease, Completion(timings, reply))
-        outcome.computed += timings.prompt_tokens
-        outcome.new += history.tokens - history.known
-        history.end_turn(answer_tokens)
+async def _say(call: Call, page: object, status: str = "200 OK") -> None:
+    body = json.dumps(page).encode()
+    length = f"Content-Length: {len(body)}"
+    await call.head("Content-Type: application/json", length, status=status)
+    await call.send(body)
 
 
-class _History:
-    """A conversation's prompt so far: hashes without a text."""
-
-    def __init__(self, rng: random.Random, client: str, tokens: int) -> None:
-        self._rng = rng
-        self._client = client
-        self.tokens, self.known = tokens, 0
-        self._hashes, self._blocks = [rng.getrandbits(64)] * 2, array("Q")
-
-    def grow(self, tokens: int) -> None:
-        self.tokens += tokens
-
-    def request(self, priority: Priority = "interactive") -> ProxyRequest:
-        count = self.tokens // BLOCK_TOKENS - len(self._blocks)
-        self._blocks.extend(self._rng.getrandbits(64) for _ in range(count))
-        self._hashes = [*self._hashes[-30:], self._rng.getrandbits(64)]
-        self._reply_hash = self._rng.getrandbits(64)
-        prompt = SimulatedPrompt(
-            tuple(self._blocks),
-            tuple(self._hashes),
-            self.tokens,
-            self._hashes[1],
-            1,
-            NO_OUTLINE,
-            (),
-            0,
-            _NO_HASH,
-            0,
-            self._reply_hash,
-        )
-        request = ask("", client=self._client, priority=priority, queue_timeout_s=3600)
-        return replace(with_tools(request), prompt=prompt)
-
-    def end_turn(self, answer_tokens: int) -> None:
-        self._hashes.append(self._reply_hash)
-        self.tokens += answer_tokens
-        self.known = self.tokens
+async def _stream(
+    call: Call, delta: Mapping[str, Any], reason: str | None = None, **members: object
+) -> None:
+    choice = {"index": 0, "finish_reason": reason, "delta": delta}
+    about = {"id": "a", "object": "chat.completion.chunk", "created": 1, "model": "chat"}
+    event = json.dumps({**about, "choices": [choice], **members})
+    await call.chunk(f"data: {event}\n\n".encode())
 
 
-def simulate(case: AgentsCase) -> AgentsOutcome:
-    run = _Run(case)
-    run_in_virtual_time(run.main())
-    return run.outcome
+def _read(body: Mapping[str, Any]) -> _Text:
+    tools = (("tools", _TOOLS_TOKENS),) if body.get("tools") else ()
+    return (*tools, *map(_part, body["messages"]))
+
+
+def _part(message: Mapping[str, Any]) -> tuple[str, int]:
+    if message["role"] == "assistant":
+        return repr([call["id"] for call in message.get("tool_calls") or ()]), _ANSWER_TOKENS
+    text: str = message["content"]
+    return text, round(_WORD_TOKENS * len(text.split()))
+
+
+def _tokens(text: _Text) -> int:
+    return sum(tokens for _, tokens in text)
+
+
+def _common(text: _Text, prompt: _Text) -> int:
+    shared = takewhile(lambda pair: pair[0] == pair[1], zip(text, prompt, strict=False))
+    return sum(tokens for (_, tokens), _ in shared)

@@ -344,7 +344,10 @@ class ProxyHarness:
         self.settings = self.settings.model_copy(update=changes)  # unchecked
         if not self.router.instances():
             self.router = self.loader.router = Router(
-                self.settings, self.metrics.emit, is_on_battery=lambda: self.is_on_battery
+                self.settings,
+                self.metrics.emit,
+                clock=asyncio.get_running_loop().time,
+                is_on_battery=lambda: self.is_on_battery,
             )
             self.keep_alives.listen(self.router)
             self._tend()

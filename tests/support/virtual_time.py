@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+_Result = TypeVar("_Result")
 
 
 class _VirtualTime(selectors.DefaultSelector):
@@ -31,6 +33,15 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._virtual_time.now_s
+
+    def run_in_executor(
+        self, executor: object, func: Callable[..., _Result], *args: object
+    ) -> asyncio.Future[_Result]:
+        """Work at once: while a thread works, time must not move."""
+        del executor
+        future: asyncio.Future[_Result] = self.create_future()
+        future.set_result(func(*args))
+        return future
 
 
 def run_in_virtual_time(main: Coroutine[Any, Any, None]) -> None:
