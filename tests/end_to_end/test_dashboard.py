@@ -136,6 +136,7 @@ def test_memory_and_activity_have_figures(dashboard: Dashboard) -> None:
     memory = page.get_by_role("region", name="Memory")
     for purpose in ("Weights", "Caches", "Other programs", "Free"):
         expect(memory).to_contain_text(purpose)
+    expect(memory).not_to_contain_text("Weights0 B")
     activity = page.get_by_role("region", name="Activity")
     activity.get_by_role("button", name="6 h").click()
     expect(activity.get_by_role("button", name="6 h")).to_have_attribute("aria-pressed", "true")
@@ -206,6 +207,7 @@ def test_chats_are_kept_retried_edited_and_deleted(dashboard: Dashboard) -> None
     assert (body["max_tokens"], body["messages"][0]["content"]) == (3, "be brief")
     before = explain.get_attribute("href")
     assert before
+    assert dashboard.violations() == []
     retry.click()
     expect(explain).not_to_have_attribute("href", before)
     page.get_by_role("button", name="Edit").click()

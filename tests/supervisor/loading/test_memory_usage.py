@@ -147,6 +147,9 @@ async def test_what_other_programs_take_of_a_device_is_no_room(tmp_path: Path) -
     needs = usage.required_bytes([chat])["chat"]["Vulkan0"]
     await usage.refresh_devices([chat])
     assert usage.capacity()["Vulkan0"] == usage.free()["Vulkan0"] == 20 * GIB
+    device = usage.by_purpose()["Vulkan0"]
+    assert (device.total, device.others) == (24 * GIB, 4 * GIB)
+    assert (device.weights, device.caches, device.buffers) == (0, 0, 0)
     assert usage.required_bytes([chat])["chat"]["Vulkan0"] == needs
     free_mib = 4 * 1024
     fleet.device_memory = DeviceMemory(lambda *_: [replace(GPU, free_mib=free_mib)], lambda: 100.0)

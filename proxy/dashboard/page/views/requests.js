@@ -114,6 +114,6 @@ const FINISHED = [
 function result({ status, code, cache_cause }) {
   if (status === CLIENT_LEFT && !code) return html`<span class="quiet">${status} client left</span>`;
   if (status >= 400) return html`<span class="bad">${status}</span> <span>${code?.replaceAll("_", " ")}</span>`;
-  const cause = cache_cause && !PLAIN.has(cache_cause) ? cache_cause.replaceAll("_", " ") : "";
+  const cause = cache_cause && !PLAIN.has(cache_cause) ? `cache: ${cache_cause.replaceAll("_", " ")}` : "";
   return html`${text(status)} <span class="warn-text">${cause}</span>`;
 }
