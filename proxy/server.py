@@ -231,7 +231,7 @@ class Server:
 
 def _explain(error: OSError) -> tuple[str, str]:
     if error.errno == errno.EADDRINUSE:
-        return "the port is in use", "stop what uses it, or set another listen under [proxy]"
+        return "the port is in use", "stop its program, or set another listen under [proxy]"
     if error.errno in {errno.EACCES, errno.EPERM}:
         return "not permitted", "ports below 1024 belong to root; set another listen under [proxy]"
     return error.strerror or str(error), "set an address of this machine as listen under [proxy]"

@@ -184,7 +184,7 @@ async def _read(part: BodyPartReader) -> Part:
     name, filename = part.name, part.filename
     if not name or len(name) > _NAME_MAX_CHARACTERS or _UNSAFE.search(name):
         raise BadRequest(
-            "a part of the form has no name, or one that is too long or has special characters"
+            "a part of the form has no name, or its name is too long or has special characters"
         )
     encoding = part.headers.get(hdrs.CONTENT_TRANSFER_ENCODING, "binary").strip().lower()
     if encoding not in _PLAIN:

@@ -99,7 +99,9 @@ async def clear_slots(upstream: Upstream, settings: ProxySettings) -> None:
         members = {"prompt": [0], "n_predict": 0, "cache_prompt": False, "id_slot": slot}
         page = await _complete(upstream, members, settings, _CLEAR_TIMEOUT_S)
         if page.status != HTTPStatus.OK:
-            raise UpstreamFailed(f"{upstream.name} did not clear what its slots hold of other keys")
+            raise UpstreamFailed(
+                f"{upstream.name} did not clear other keys' prompts from its slots"
+            )
 
 
 async def _complete(

@@ -33,7 +33,7 @@ from supervisor.settings.reference import SettingReference, settings_reference
 
 ROOT: Final = Path(__file__).parents[2]
 _PATTERN: Final = re.compile(r"\{(\w+):[^}]*\}+")
-_GROUP: Final = re.compile(r"(?:\{\w+\})+")
+_GROUP: Final = re.compile(r"(?:\{\w+(?:!r)?\})+")
 _PART: Final = re.compile(
     r"(<!-- ([\w ]+): written by scripts/docs --write -->\n).*?(<!-- end of \2 -->)", re.DOTALL
 )
@@ -118,7 +118,7 @@ def causes() -> str:
     """All causes of a failed start that are recognised."""
     tables: tuple[Table, ...] = ("specific", "failure", "warning")
     rows = dict.fromkeys(_cause_row(cause) for table in tables for _, cause in patterns(table))
-    return "\n".join(["| code | what is said | what to do |\n| --- | --- | --- |", *rows])
+    return "\n".join(["| code | message | fix |\n| --- | --- | --- |", *rows])
 
 
 def _cause_row(cause: FailureCause) -> str:

@@ -240,7 +240,7 @@ class ConversationForgetter:
         if not turns:
             raise NoSuchConversation(
                 f"the conversation of {request_id} is not known",
-                hint="corral slots list has the names of those that are saved",
+                hint="corral slots list has the names of saved conversations",
             )
         return await self._forget((), turns)
 

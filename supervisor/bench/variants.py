@@ -158,7 +158,7 @@ def check(facts: MachineFacts, specs: Sequence[VariantSpec]) -> None:
         unload = f" (corral unload {names})" if names else ""
         raise MachineBusy(
             f"the machine is not free to measure on: {'; '.join(found)}",
-            hint=f"end what it names{unload}, or measure anyway with --force",
+            hint=f"end these programs{unload}, or measure anyway with --force",
         )
 
 

@@ -217,7 +217,7 @@ def roll_back(engines_dir: Path) -> InUse:
     if in_use is None:
         raise EngineMissing(
             "no other build was in use before",
-            hint="corral engine list shows what is installed, corral engine use BUILD uses one",
+            hint="corral engine list shows the installed builds, corral engine use BUILD uses one",
         )
     write_in_use(engines_dir, in_use)
     return in_use

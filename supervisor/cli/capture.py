@@ -297,7 +297,9 @@ class _Replay:
         found = experiment.figures_of(self._played)
         base = experiment.figures_of(self._baseline) if self._baseline else None
         columns = {"RECORDED": recorded, **({"PRESENT": base} if base else {}), "REPLAY": found}
-        details = (f"{len(self._requests)} requests of {model}", f"played with {self._name}")
+        count = len(self._requests)
+        requests = "1 request" if count == 1 else f"{count} requests"
+        details = (f"{requests} of {model}", f"played with {self._name}")
         head = report_head(self._plan, *details) if self._plan else ["; ".join(details), ""]
         answers = list(zip(self._requests, self._played, strict=True))
         data = {

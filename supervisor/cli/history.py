@@ -129,9 +129,9 @@ def explain_client(client: str, since: str) -> CommandResult:
 
 
 def _unknown_error(request_id: str | None) -> NoSuchRequest:
-    hint = "corral requests --last 20 lists those that have ended"
+    hint = "corral requests --last 20 lists ended requests"
     if request_id is None:
-        return NoSuchRequest("no request is stored", hint="the first one that ends will be")
+        return NoSuchRequest("no request is stored", hint="each request is stored when it ends")
     if any(request["id"] == request_id for request in requests.read_running_requests()):
         return NoSuchRequest(
             f"{request_id} is still in flight",

@@ -297,7 +297,7 @@ def _response(
         raise NotRunning("the daemon is not running", hint="corral start starts it") from error
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise DaemonBusy(
-            f"the daemon does not answer on {path}: {error}", hint="corral logs shows what it does"
+            f"the daemon does not answer on {path}: {error}", hint="corral logs shows its log"
         ) from error
     finally:
         connection.close()

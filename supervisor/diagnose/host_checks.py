@@ -161,7 +161,7 @@ def check_processor(
     found = processor_load(before, read(pids))
     if found.others_cores is None and found.pressure is None:
         text = "/proc/stat and /proc/pressure/cpu cannot be read, so threads do not follow the load"
-        return Finding(_NAME, "warn", text, "set threads of the models to what suits this machine")
+        return Finding(_NAME, "warn", text, "set threads of the models for this machine")
     if found.others_cores is None:
         return Finding(_NAME, "ok", f"tasks waited {found.pressure:.0%} of the time")
     text = f"other programs take {found.others_cores:.1f} cores"
@@ -281,7 +281,7 @@ def check_leftovers(where: Directories, *, is_running: bool) -> Finding:
         return Finding("leftovers", "ok", "not checked while the daemon runs")
     owner = read_owner(where.state_file)
     if owner and owner.is_alive():
-        fix = f"corral logs shows what it did last; kill {owner.pid} stops it"
+        fix = f"corral logs shows its last lines; kill {owner.pid} stops it"
         text = f"the daemon (pid {owner.pid}) runs but does not answer"
         return Finding("leftovers", "fail", text, fix)
     files = [where.state_file, *sorted(where.runtime.glob("*.sock"))]

@@ -122,7 +122,7 @@ def reload_notes(began_with: Settings, before: Settings, after: Settings) -> Ite
     if before.supervisor != after.supervisor:
         yield "[supervisor] changed: its limits apply from each instance's next state"
     if before.hooks != after.hooks:
-        yield "[hooks] changed: they apply to what happens from now on"
+        yield "[hooks] changed: they apply to later events"
     for name, model in after.models.items():
         yield from _model_notes(name, before.models.get(name), model)
 

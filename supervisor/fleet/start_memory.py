@@ -69,8 +69,8 @@ _HOST_MEMORY: Final = "host_memory"
 # Causes of failure after which a reduced plan is tried.
 OUT_OF_MEMORY: Final = frozenset({"device_memory", _HOST_MEMORY, DeviceMemoryShort.code})
 _HINT: Final = (
-    "end what else uses the device, or lower ctx-size, parallel or gpu-layers "
-    "(`corral plan` shows what each takes)"
+    "end other programs that use the device, or lower ctx-size, parallel or gpu-layers "
+    "(`corral plan` shows the memory of each)"
 )
 
 

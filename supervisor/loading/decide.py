@@ -237,7 +237,7 @@ def _make_room_for_others(
     unused = [model for model in loaded if not model.is_busy and model.idle_s >= _UNUSED_S]
     victims = choose_victims(wanted.required, free_soon, unused)
     if victims is None:
-        return Actions(refuse={wanted.name: "there is no memory for it beside what is in use"})
+        return Actions(refuse={wanted.name: "too little memory is free for it"})
     return Actions(unload=_reasons_for(wanted, victims))
 
 

@@ -228,7 +228,7 @@ def _translate_shape_errors(what: str) -> Iterator[None]:
         raise
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise errors.DownloadFailed(
-            f"the answer about {what} is not one of a Hugging Face hub",
+            f"the answer about {what} is not an answer of a Hugging Face hub",
             hint="check HF_ENDPOINT, and whether a proxy answers in its place",
         ) from error
 

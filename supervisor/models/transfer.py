@@ -100,7 +100,7 @@ def fetch(transfer: Transfer, client: Client, progress: Progress) -> tuple[int, 
     def wrong(reason: str) -> DownloadFailed:
         return DownloadFailed(
             f"{transfer.name} is not the file that the hub lists: {reason}",
-            hint="what came of it was removed; run the same command again, "
+            hint="the incomplete file was removed; run the same command again, "
             "and if it fails again, ask who runs the hub or the proxy on the way",
         )
 

@@ -269,7 +269,7 @@ def run(*argv: str) -> str:
     except FileNotFoundError as error:
         raise ServiceFailed(
             f"systemd is not installed: there is no program {argv[0]}",
-            hint="corral service show prints what to install elsewhere",
+            hint="corral service show prints service definitions for other systems",
         ) from error
     except subprocess.TimeoutExpired as error:
         raise ServiceFailed(f"{command} took more than {_TIMEOUT_S} s") from error
@@ -283,7 +283,7 @@ def _hint(reason: str, argv: tuple[str, ...]) -> str:
     if "bus" in reason or "booted with systemd" in reason:
         return "systemd does not run here; corral service show prints the unit"
     user = " --user" if "--user" in argv else ""
-    return f"journalctl{user} -u llama-corral -n 20 shows what the daemon said"
+    return f"journalctl{user} -u llama-corral -n 20 shows the daemon's log"
 
 
 _PROPERTIES: Final = (

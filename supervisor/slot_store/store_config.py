@@ -23,7 +23,7 @@ from supervisor.system.paths import Directories
 
 SLOT_DIRECTORY: Final = "--slot-save-path"
 _NO_MEMORY: Final = (
-    "slots_key_file is set, and this machine has no file system in memory for what engines write"
+    "slots_key_file is set, and this machine has no file system in memory for the files of engines"
 )
 _TRY_AGAIN: Final = "{problem}; another build or corral slots forget {model} tries it again"
 

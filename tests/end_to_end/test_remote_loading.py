@@ -65,5 +65,5 @@ def test_a_node_loads_what_it_has_room_for(
     assert ask(front, "one") == (200, "far/one")
     status, message = ask(front, "two")
     assert status == 503
-    assert message.endswith("there is no memory for it beside what is in use")
+    assert message.endswith("too little memory is free for it")
     assert corral.model_states() == {"one": "loaded", "two": "unloaded"}

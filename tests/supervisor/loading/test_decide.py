@@ -263,7 +263,7 @@ def test_a_model_that_another_machine_wants_is_loaded_where_there_is_room() -> N
 def test_none_in_use_goes_for_a_model_that_another_machine_wants() -> None:
     a, b = loaded("a", idle_s=599.0), loaded("b", working=1, idle_s=0.0)
     found = moves(a, b, wanted_elsewhere("c"))
-    assert found.refuse == {"c": "there is no memory for it beside what is in use"}
+    assert found.refuse == {"c": "too little memory is free for it"}
     assert not found.unload
     assert not found.pause
     unused = replace(a, idle_s=601.0)
