@@ -22,6 +22,7 @@ from typing import Final
 from supervisor.bench import standard_workloads, tune_space, variants
 from supervisor.bench import tune as tune_module
 from supervisor.bench.figures import (
+    ONE_ROUND,
     ROUND_FIGURES,
     TOO_FEW,
     BenchMachine,
@@ -299,6 +300,9 @@ def _why_unchanged(job: TuneJob, outcome: Outcome) -> str:
     best = tune_module.best_so_far(job.trials)
     if best and best.failure:
         return f"{_describe_trial(job, best)} was rejected: {best.failure}"
+    tried = [len(trial.rounds) for trial in job.trials if trial.variant != BASE]
+    if max(tried, default=0) < 2:
+        return ONE_ROUND
     if outcome.comparison and outcome.comparison.verdict != TOO_FEW:
         return f"{as_good} ({outcome.comparison.verdict})"
     return f"there was no time to be certain of {_describe_trial(job, best)}" if best else as_good

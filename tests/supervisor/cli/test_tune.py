@@ -49,14 +49,17 @@ class Speeds:
         self.by_flag = by_flag
         self.measured = 0
         self.fails_after: tuple[int, BaseException] | None = None
+        self.measured_once: set[Variant] | None = None  # a variant of the set fails
 
     async def measure(self, of: Measurements, variant: Variant, _limit_s: float) -> Any:
         self.measured += 1
         if self.fails_after and self.measured > self.fails_after[0]:
             raise self.fails_after[1]
         of.sizes = Sizes(500, 64, 32, 32, 40)
-        if self.by_flag.get("base") == 0:
+        if self.by_flag.get("base") == 0 or variant in (self.measured_once or ()):
             return "its engine did not start"
+        if self.measured_once is not None and variant.flags:
+            self.measured_once.add(variant)
         factor = 1.0 + self.measured % 7 / 1000
         for key, _ in variant.flags:
             factor *= self.by_flag.get(key, 1.0)
@@ -135,6 +138,14 @@ def test_nothing_is_written_where_the_profile_is_as_good(
     assert "its profile is as good as any variant that was tried" in found.text
     assert data(found)["winner"] is None
     assert not written(home).exists()
+
+
+def test_after_one_round_no_profile_is_called_as_good(
+    home: Path, speeds: Speeds, tiny_model: Path
+) -> None:
+    speeds.measured_once = set()
+    found = run(tiny_model)
+    assert "one round: nothing can be compared; nothing was written" in found.text
 
 
 def test_a_better_variant_that_there_was_no_time_to_check_is_named(
