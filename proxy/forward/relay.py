@@ -232,9 +232,9 @@ class ResponseRelay:
             raise UpstreamFailed(f"{self._name} encoded its answer with {encoding}, unasked")
         kind = self._request.kind
         completed: assemblers.CompletedResponse | assemblers.EmbeddingUsage | None = None
-        if self._response.status == HTTPStatus.OK and kind.generates:
+        if self._response.status == 200 and kind.generates:
             completed = assemblers.CompletedResponse(kind, is_stream=False)
-        elif self._response.status == HTTPStatus.OK and kind is EndpointKind.EMBED_OR_RERANK:
+        elif self._response.status == 200 and kind is EndpointKind.EMBED_OR_RERANK:
             completed = assemblers.EmbeddingUsage()
         await self._client_response.begin(self._response.status, for_client(self._response.headers))
         chunk = b""

@@ -429,8 +429,9 @@ def test_owners_that_share_see_all_but_what_one_alone_left(*, is_new: bool) -> N
 
 
 @pytest.mark.parametrize("is_placed", [True, False])
+@pytest.mark.parametrize("is_sent_again", [True, False])
 async def test_a_key_is_not_sent_before_what_another_reuses_has_its_slot(
-    *, is_placed: bool
+    *, is_placed: bool, is_sent_again: bool
 ) -> None:
     """Else it could take that slot, and leave in it what the other then reuses."""
     router, entered = Router(), asyncio.Event()
@@ -443,6 +444,9 @@ async def test_a_key_is_not_sent_before_what_another_reuses_has_its_slot(
 
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         async with router.lease(annas) as lease:
+            if is_sent_again:
+                lease.note_header()
+                await router.send_again(lease)
             group.create_task(second())
             await until(lambda: len(router.instances()[0].leases) == 2)
             for _ in range(20):  # it has nothing else to wait for
