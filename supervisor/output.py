@@ -191,7 +191,7 @@ def colored(text: str, style: str, stream: TextIO = sys.stdout) -> str:
 
 
 def terminal_columns() -> int | None:
-    """Return the width of the terminal that stdout is; None in a pipe, where nothing is cut."""
+    """Return the width of the terminal that stdout is; None in a pipe: nothing is cut."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 

@@ -166,7 +166,7 @@ class Dashboard(Feature):
     # The page.
 
     async def root(self, request: web.BaseRequest) -> web.Response:
-        """Redirect a browser to the page; tell other clients where to go on."""
+        """Redirect a browser to the page; name the endpoints to other clients."""
         if "text/html" in request.headers.get("Accept", ""):
             return await self.redirect(request)
         return json_response({"name": "llama-corral", "endpoints": _ENDPOINTS})

@@ -166,7 +166,7 @@ def flag_lines(lines: Sequence[PlanLine], columns: int | None) -> Iterator[str]:
 
 
 def memory_table(taken: Mapping[str, MemoryBreakdown], columns: int | None) -> str:
-    """Return the memory by where and purpose, without purposes that take none.
+    """Return the memory by place and purpose, without purposes that take none.
 
     On a narrow terminal a purpose is a row.
     """
@@ -292,7 +292,7 @@ class _Planned:
         return "\n".join(parts)
 
     def _taken(self) -> dict[str, MemoryBreakdown]:
-        """Return what one instance takes, by where."""
+        """Return the memory of one instance, by place."""
         estimate = self.plan.estimate
         workers = {f"worker {name}": worker.taken for name, worker in estimate.workers.items()}
         return {"main memory": estimate.host, **estimate.devices, **workers}
