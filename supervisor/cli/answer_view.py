@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+import termios
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from typing import Final, Literal, Self
 
@@ -54,6 +56,23 @@ def _markdown(text: str) -> Markdown:
     return page
 
 
+@contextmanager
+def _without_echo() -> Iterator[None]:
+    """Show nothing of what is typed in the block; the next input line gets it."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    file = sys.stdin.fileno()
+    settings = termios.tcgetattr(file)
+    silent = [*settings]
+    silent[3] &= ~termios.ECHO
+    termios.tcsetattr(file, termios.TCSADRAIN, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(file, termios.TCSADRAIN, settings)
+
+
 class _Tail:
     """The last lines of a text, as many as the terminal shows."""
 
@@ -84,13 +103,15 @@ class AnswerView:
         self._kind: Literal["text", "thought"] = "text"
         self._pending = ""
         self._is_first = True
+        self._open = ExitStack()
 
     def __enter__(self) -> Self:
-        self._live.start()
+        self._open.enter_context(_without_echo())
+        self._open.enter_context(self._live)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._live.stop()
+        self._open.close()
         self._print(self._blocks())
 
     def add(self, piece: Piece) -> None:

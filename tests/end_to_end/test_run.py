@@ -100,7 +100,9 @@ def test_a_chat_in_a_terminal(corral: CorralCli, slow_model: Path) -> None:
         request = corral.client.requests()[0]
         until(lambda: corral.client.requests()[0].decoded_tokens > 1)
         assert request.prompt_tokens is None or request.prompt_tokens > first["prompt_tokens"]
+        terminal.press("typed ahead")
         terminal.press_until("\x03", "stopped", PROMPT)
+        assert "typed ahead" not in terminal.text()
         until(lambda: not corral.client.requests())
         until(lambda: corral.data("requests", "--last", "1")[0]["id"] != first["id"])
         terminal.press_until("/explain\r", "499", "prefill", PROMPT)
