@@ -12,6 +12,8 @@ from typing import Final
 # Change this when prompt hashing changes; older fingerprints are then ignored.
 _FORMAT: Final = "2"
 _NUMBER_BYTES: Final = 8
+# In place of the number of turn hashes.
+_OF_BEGINNING: Final = "b"
 
 # Scale of each LoRA adapter of a model, by its id; empty if requests choose none.
 Scales = tuple[float, ...]
@@ -45,15 +47,20 @@ class ConversationFingerprint:
     # Of the adapters that computed it. The engine does not know them: neither a slot file nor its
     # host cache has them.
     scales: Scales = ()
+    # Of a beginning that conversations share: its hash, one of a prompt's `shared_hashes`. 0 for
+    # others.
+    beginning: int = 0
 
     def to_ascii(self) -> str:
         """Return ASCII text, empty if nothing is known."""
-        numbers = (*self.turn_hashes, *self.blocks)
+        hashes = (self.beginning,) if self.beginning else self.turn_hashes
+        numbers = (*hashes, *self.blocks)
         if not numbers:
             return ""
+        marks = _OF_BEGINNING if self.beginning else len(self.turn_hashes)
         packed = b64encode(struct.pack(f"<{len(numbers)}Q", *numbers)).decode()
         scales = f" {','.join(map(repr, self.scales))}" if self.scales else ""
-        return f"{_FORMAT} {len(self.turn_hashes)} {packed}{scales}"
+        return f"{_FORMAT} {marks} {packed}{scales}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +80,12 @@ def decode_fingerprint(word: str) -> ConversationFingerprint:
         scales = tuple(map(float, rest[0].split(","))) if rest else ()
         raw = b64decode(packed, validate=True)
         numbers = struct.unpack(f"<{len(raw) // _NUMBER_BYTES}Q", raw)
-        count = int(marks)
+        count = 1 if marks == _OF_BEGINNING else int(marks)
         if known == _FORMAT and len(rest) <= 1 and 0 <= count <= len(numbers):
-            return ConversationFingerprint(numbers[:count], numbers[count:], scales)
+            hashes, blocks = numbers[:count], numbers[count:]
+            if marks == _OF_BEGINNING:
+                return ConversationFingerprint((), blocks, scales, hashes[0])
+            return ConversationFingerprint(hashes, blocks, scales)
     return ConversationFingerprint()
 
 

@@ -11,7 +11,8 @@ a prompt before its beginning.
 `PrefixTree` tells which holders were given the same blocks. `SlotFileIndex` has a tree of its own
 for the files that the slot store reports and bounds: a file either belongs to a conversation, is
 identified by its turns, and begins with prompts that other conversations may share; or it holds
-such a prefix alone, and is small. `RemotePrefixes` has the turns that other machines report. Their
+such a prefix alone, and is small. If only a prompt that continues the whole file can use it, a
+prefix is found by its hash. `RemotePrefixes` has the turns that other machines report. Their
 reports are beliefs, weaker than our own records; they expire. A decision looks up each turn of its
 prompt once, however many machines there are and whatever they report; of the machines that hold the
 same prefix, only the latest few count.
@@ -22,7 +23,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
@@ -309,7 +310,7 @@ class SavedPrompt:
     tokens: int  # Tokens of the prompt that the file should hold, at least 1.
     blocks: int
     cost_tokens: int  # Tokens that could be computed in the time of reading the file.
-    is_own: bool
+    is_whole: bool  # Whether the prompt should begin with the whole file.
 
     @property
     def is_quick(self) -> bool:
@@ -332,6 +333,7 @@ class SlotFileIndex:
         self._used = 0
         self._without_conversation = 0  # of no conversation
         self._by_turn: dict[tuple[str, int], str] = {}
+        self._by_beginning: dict[tuple[str, int], str] = {}  # of those that are used as a whole
         self._byte_tokens: dict[str, float] = {}
         self._removed: OrderedDict[tuple[str, int], None] = OrderedDict()
         self._prompts = PrefixTree(blocks_max, blocks_max)
@@ -351,6 +353,8 @@ class SlotFileIndex:
             self._removed.pop((file.cache_key, turn_hash), None)
         if not file.is_recurrent:
             self._prompts.add(file.fingerprint.blocks, bit)
+        elif beginning := file.fingerprint.beginning:
+            self._by_beginning[file.cache_key, beginning] = file.name
         self.added.set()
         self.added.clear()
 
@@ -366,6 +370,9 @@ class SlotFileIndex:
                 if self._by_turn.get((file.cache_key, turn_hash)) == name:
                     del self._by_turn[file.cache_key, turn_hash]
                     self._removed[file.cache_key, turn_hash] = None
+            beginning = file.cache_key, file.fingerprint.beginning
+            if self._by_beginning.get(beginning) == name:
+                del self._by_beginning[beginning]
         while len(self._removed) > _REMOVED_MAX:
             self._removed.popitem(last=False)
         if gone:
@@ -381,14 +388,14 @@ class SlotFileIndex:
         self, cache_key: str, prompt: Prompt, session: int | None = None
     ) -> SavedPrompt | None:
         """Return the file that engines of a cache key can best continue from, if any."""
-        if own := self._find_own_file(cache_key, prompt, session):
-            return own
+        if whole := self._find_whole_file(cache_key, prompt, session):
+            return whole
         best: SavedPrompt | None = None
         for blocks, holders in reversed(self._prompts.levels(prompt.blocks)):
             if best and blocks * BLOCK_TOKENS <= best.worth_tokens:
                 break
             if found := self._smallest(cache_key, holders):
-                saved = self._to_saved_prompt(found, prompt, blocks, is_own=False)
+                saved = self._to_saved_prompt(found, prompt, blocks, is_whole=False)
                 best = saved if best is None or saved.worth_tokens > best.worth_tokens else best
         return best
 
@@ -406,27 +413,36 @@ class SlotFileIndex:
         is_removed = any((cache_key, turn_hash) in self._removed for turn_hash in turn_hashes)
         return NoFile.DELETED if is_removed else None
 
-    def _find_own_file(
+    def _find_whole_file(
         self, cache_key: str, prompt: Prompt, session: int | None
     ) -> SavedPrompt | None:
-        """Return the newest file of this conversation whose content is a prefix of the prompt."""
-        hashes = (*reversed(prompt.turn_hashes), *(() if session is None else (session,)))
-        for turn_hash in hashes:
-            name = self._by_turn.get((cache_key, turn_hash))
-            file = self._files[name] if name else None
-            if file is not None and continues(prompt.blocks, file.fingerprint.blocks):
+        """Return a file whose whole content is a prefix of the prompt.
+
+        It is the newest of this conversation, or that of its beginning.
+        """
+        for name in self._whole_files(cache_key, prompt, session):
+            file = self._files[name]
+            if continues(prompt.blocks, file.fingerprint.blocks):
                 blocks = len(file.fingerprint.blocks) or file.tokens // BLOCK_TOKENS
                 return self._to_saved_prompt(
-                    file, prompt, min(blocks, len(prompt.blocks)), is_own=True
+                    file, prompt, min(blocks, len(prompt.blocks)), is_whole=True
                 )
         return None
 
+    def _whole_files(self, cache_key: str, prompt: Prompt, session: int | None) -> Iterator[str]:
+        for turn_hash in (*reversed(prompt.turn_hashes), *(() if session is None else (session,))):
+            if name := self._by_turn.get((cache_key, turn_hash)):
+                yield name
+        for beginning in prompt.shared_hashes if self._by_beginning else ():
+            if name := self._by_beginning.get((cache_key, beginning)):
+                yield name
+
     def _to_saved_prompt(
-        self, file: SlotFile, prompt: Prompt, blocks: int, *, is_own: bool
+        self, file: SlotFile, prompt: Prompt, blocks: int, *, is_whole: bool
     ) -> SavedPrompt:
-        tokens = min(file.tokens, prompt.tokens if is_own else blocks * BLOCK_TOKENS)
+        tokens = min(file.tokens, prompt.tokens if is_whole else blocks * BLOCK_TOKENS)
         cost = self._byte_tokens.get(file.cache_key, _BYTE_TOKENS) * file.size_bytes
-        return SavedPrompt(file, tokens, blocks, round(cost), is_own)
+        return SavedPrompt(file, tokens, blocks, round(cost), is_whole)
 
     def _smallest(self, cache_key: str, holders: int) -> SlotFile | None:
         of_none = _bits(holders & self._without_conversation, _COMPARED_MAX)

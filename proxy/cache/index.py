@@ -205,10 +205,14 @@ class PrefixIndex:
 
     def available_blocks(self, upstream: Upstream, prompt: Prompt) -> int:
         """Return the blocks of a prompt in an instance's idle slots, host cache or files."""
-        saved = self.files.find(upstream.cache_key, prompt)
         slot_map = self.slot_maps.get(upstream.name)
         held = slot_map.held_blocks_max(prompt.blocks) if slot_map else 0
-        return max(held, saved.blocks if saved else 0)
+        return max(held, self.saved_blocks(upstream, prompt))
+
+    def saved_blocks(self, upstream: Upstream, prompt: Prompt) -> int:
+        """Return the blocks of a prompt that an instance can restore from a file."""
+        saved = self.files.find(upstream.cache_key, prompt)
+        return saved.blocks if saved else 0
 
     def held_tokens(self, prompt: Prompt) -> list[tuple[int, int]]:
         """Return (tokens of a prompt, instances that were given as many before)."""

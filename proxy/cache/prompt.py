@@ -186,6 +186,15 @@ class Prompt:
         common = takewhile(lambda part: part[0] in COMMON, parts)
         return min(len(self.blocks), sum(size for _, size in common) // BLOCK_BYTES)
 
+    @property
+    def shared_hashes(self) -> tuple[int, ...]:
+        """The hashes of all of it, and of what comes before the user's first message, if known.
+
+        They are the same for all owners that share caches.
+        """
+        ends = (-1, self.first_own - 1) if self.first_own else (-1,)
+        return tuple(self.shared_turn_hash(self.turn_hashes[end]) for end in ends)
+
     def known_to(self, blocks: int) -> Prompt:
         """Limit the prompt to the blocks that a client has sent before, for its questions."""
         return replace(self, blocks=self.blocks[:blocks], _owner=0)

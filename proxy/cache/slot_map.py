@@ -496,14 +496,13 @@ class SlotMap:
             return True
         return not (previous.is_saved or self.host_cache.holds(previous.conversation))
 
-    def found_blocks(
+    def find_held(
         self, slot: Slot, conversation: Conversation | None, blocks: Sequence[int]
-    ) -> int:
-        """Return the blocks of a prompt that a request without a named slot would find."""
+    ) -> SlotContent:
+        """Return the content from which a request without a named slot would continue."""
         if self.host_cache and self.host_cache.is_trusted:
-            held = self.host_cache.search(slot.in_engine, conversation, blocks)
-            return shared_blocks(held.blocks, blocks)
-        return shared_blocks(slot.in_engine.blocks, blocks)
+            return self.host_cache.search(slot.in_engine, conversation, blocks)
+        return slot.in_engine
 
     def held_blocks_max(self, blocks: Sequence[int]) -> int:
         """Return the most blocks of a prompt that an idle slot or the host cache holds."""
@@ -519,7 +518,8 @@ class SlotMap:
     ) -> bool:
         """Return whether the engine would find many more blocks of a prompt than this slot has."""
         own = shared_blocks(slot.in_engine.blocks, blocks)
-        return self.found_blocks(slot, conversation, blocks) - own >= _WORTH_BLOCKS
+        found = shared_blocks(self.find_held(slot, conversation, blocks).blocks, blocks)
+        return found - own >= _WORTH_BLOCKS
 
     def note_return(self, conversation: Conversation | None) -> None:
         if self.host_cache and conversation and not self.is_in_use(conversation):

@@ -291,10 +291,10 @@ class PrefillChunks:
     async def _beginning_end(self, chat: Mapping[str, Any], tokens: Sequence[int]) -> int:
         """Return the number of tokens before the user's first message; 0 if unknown.
 
-        Of a branch, return all tokens.
+        Of a branch, return all tokens, but the last if a slot cannot be cut back by that.
         """
         if self._lease.request.is_branch:
-            return len(tokens)
+            return len(tokens) - self._lease.upstream.is_all_or_nothing
         lease, messages = self._lease, chat["messages"]
         own = next((message for message in messages if not is_system(message)), None)
         if own is None:

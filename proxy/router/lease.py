@@ -458,6 +458,12 @@ class Lease(InFlightRequest):
         return "" if self.request.is_background else self.request.client
 
     @property
+    def beginning(self) -> int:
+        """The hash of the beginning that it may compute for others; 0 without a prompt."""
+        prompt, of_all = self.request.prompt, self.request.is_branch
+        return prompt.shared_hashes[0 if of_all else -1] if prompt else 0
+
+    @property
     def reported_tokens(self) -> Tokens:
         found = self.reported
         if found is None:

@@ -53,6 +53,7 @@ from proxy.router.registry import Instances, ModelInstances
 from proxy.router.slot_holds import SlotHolds
 from proxy.settings import ProxySettings
 from proxy.upstream.endpoint_kinds import EndpointKind
+from proxy.upstream.upstream import Upstream
 
 _TURNS_BEFORE_BATCH: Final = 8
 _OVERDUE: Final = 0.5
@@ -429,6 +430,7 @@ class SlotAssignment:
             may_hold = of_model.with_files or of_model.pure or self.holds.active
             held = self._held_instances(queued, of_model, left, hint, now_s) if may_hold else left
             is_only = len(instances) == 1 and candidates is None and not queued.request.is_branch
+            is_only = is_only and not instances[0].upstream.is_all_or_nothing
             if is_only and instances[0].can_take(queued.request):
                 if not held:
                     self._lease(queued, instances[0], hint, now_s)
@@ -575,7 +577,7 @@ class SlotAssignment:
         if prompt is None or its is None or instance.upstream.cache_key != upstream.cache_key:
             return 0.0
         shared = _shared_beginning(first, prompt)
-        more = shared - self.prefix_index.available_blocks(instance.upstream, prompt)
+        more = shared - self._available_blocks(instance.upstream, prompt)
         if more < _BLOCKS_MIN:
             return 0.0
         if first.beginning_saved_at_s is not None:
@@ -607,21 +609,23 @@ class SlotAssignment:
             return 0
         upstream, is_branch = instance.upstream, request.is_branch
         blocks = len(prompt.blocks) if is_branch else prompt.beginning_blocks
-        if blocks < BEGINNING_BLOCKS_MIN:
+        if blocks < BEGINNING_BLOCKS_MIN or blocks * BLOCK_TOKENS <= upstream.window_tokens:
             return 0
-        reuse_p = 1.0 if is_branch else self._beginnings.note(prompt.blocks[blocks - 1])
+        is_all_or_nothing = upstream.is_all_or_nothing
+        beginning = lease.beginning if is_all_or_nothing else prompt.blocks[blocks - 1]
+        reuse_p = 1.0 if is_branch else self._beginnings.note(beginning)
         others = (other for other in of_model.with_files if other is not instance)
         is_single = not any(other.upstream.cache_key == upstream.cache_key for other in others)
-        is_single = is_single and not (is_branch and upstream.slots > 1)
+        # The other slots of an engine need the file of a branch, or of a state, too.
+        is_single = is_single and not (upstream.slots > 1 and (is_branch or is_all_or_nothing))
         is_cut = request.kind in _CHATS and request.slots == 1
         if is_single or not (is_cut and upstream.saves_beginnings):
             return 0
         if instance.prefilling > 1:  # its engine computes prompts in the order of their arrival
             return 0
-        missing = blocks - self.prefix_index.available_blocks(upstream, prompt)
+        missing = blocks - self._available_blocks(upstream, prompt)
         if is_branch:  # what a slot of this instance holds, the other branches have not
-            saved = self.prefix_index.files.find(upstream.cache_key, prompt)
-            missing = blocks - (saved.blocks if saved else 0)
+            missing = blocks - self.prefix_index.saved_blocks(upstream, prompt)
         measures, rates = self.prefix_index.measures[upstream.model], instance.rates
         tokens = blocks * BLOCK_TOKENS
         size_bytes = tokens * upstream.token_bytes + upstream.state_bytes
@@ -637,6 +641,12 @@ class SlotAssignment:
         )
         is_worth = is_worth_saving(case, self.queue.settings.slot_save_pause_max_ms / 1000)
         return blocks if missing >= BEGINNING_BLOCKS_MIN and is_worth else 0
+
+    def _available_blocks(self, upstream: Upstream, prompt: Prompt) -> int:
+        """Return the blocks of a beginning that an instance surely need not compute."""
+        index = self.prefix_index
+        find = index.saved_blocks if upstream.is_all_or_nothing else index.available_blocks
+        return find(upstream, prompt)
 
     def _wait_again(
         self,
@@ -712,5 +722,7 @@ def _computing(of_model: ModelInstances, prompt: Prompt) -> Lease | None:
 
 
 def _shared_beginning(first: Lease, prompt: Prompt) -> int:
-    its = first.request.prompt
-    return min(first.beginning_blocks, shared_blocks(its.blocks, prompt.blocks)) if its else 0
+    its, is_whole = first.request.prompt, first.upstream.is_all_or_nothing
+    if its is None or (is_whole and first.beginning not in prompt.shared_hashes):
+        return 0
+    return min(first.beginning_blocks, shared_blocks(its.blocks, prompt.blocks))

@@ -345,8 +345,8 @@ class Router:
             if instance.in_service
             and instance.upstream.model == model
             and instance.upstream.cache_key
-            # A recurrent state can only be used by a prompt that continues all of it.
-            and not instance.upstream.resumable_prompts
+            # Such a file has a user's message behind the prefix.
+            and not instance.upstream.is_all_or_nothing
         ]
         found.sort(key=lambda instance: not instance.bit & holders)
         return [instance.upstream for instance in found]

@@ -25,7 +25,7 @@ from proxy.cache.fingerprint import ConversationFingerprint
 from proxy.cache.holders import Conversation, SavedPrompt
 from proxy.cache.host_cache import SlotContent
 from proxy.cache.index import PrefixIndex
-from proxy.cache.prompt import BLOCK_TOKENS, shared_blocks
+from proxy.cache.prompt import BLOCK_TOKENS, continues, shared_blocks
 from proxy.cache.save_policy import (
     SaveCase,
     SlotFileStorage,
@@ -114,11 +114,12 @@ class SlotSaver:
         """
         prompt, upstream, id_slot = lease.request.prompt, lease.upstream, lease.id_slot
         size_bytes = tokens * upstream.token_bytes + upstream.state_bytes
-        if prompt is None or id_slot is None:
+        if prompt is None or id_slot is None or tokens <= upstream.window_tokens:
             return False
         if not self._storage.may_save(upstream.name, size_bytes):
             return False
-        fingerprint = ConversationFingerprint((), prompt.blocks[: lease.beginning_blocks])
+        blocks = prompt.blocks[: lease.beginning_blocks]
+        fingerprint = ConversationFingerprint((), blocks, beginning=lease.beginning)
         transfer: Transfer | None = None
         with suppress(TimeoutError):
             async with asyncio.timeout(_BEGINNING_SAVE_MAX_S):
@@ -151,6 +152,10 @@ class SlotSaver:
             )
             if lease.restored:
                 measures.note_use(min(lease.restored_tokens, prompt), timings.cached_tokens)
+                file = lease.restored.file
+                if file.fingerprint.beginning and not timings.cached_tokens:
+                    # The template has given it another text since, such as another date.
+                    self._prefix_index.files.remove([file.name])
 
     def _skip(self, instance: RoutingTarget, content: SlotContent, reason: NoFile) -> None:
         """Set why a conversation is not saved; a reason counts once until it changes."""
@@ -218,8 +223,12 @@ class SlotSaver:
             return None
         if saved := self._prefix_index.files.find(lease.upstream.cache_key, prompt):
             slot_map = self._prefix_index.slot_maps[name]
-            found = slot_map.found_blocks(slot, lease.conversation, prompt.blocks)
+            held = slot_map.find_held(slot, lease.conversation, prompt.blocks).blocks
+            found = shared_blocks(held, prompt.blocks)
             here = shared_blocks(slot.in_engine.blocks, prompt.blocks)
+            if lease.upstream.is_all_or_nothing:
+                found *= continues(prompt.blocks, held)
+                here *= continues(prompt.blocks, slot.in_engine.blocks)
             # The content of the host cache is only estimated, so a file with as much that is read
             # quickly comes first.
             cached = here if saved.blocks >= found and saved.is_quick else found
@@ -251,7 +260,7 @@ class SlotSaver:
         slot.fill(lease.conversation, transfer.tokens, saved.file.fingerprint.blocks)
         lease.expected_cached = saved.tokens
         lease.restored = saved
-        lease.restored_tokens = transfer.tokens if saved.is_own else saved.tokens
+        lease.restored_tokens = transfer.tokens if saved.is_whole else saved.tokens
 
     # Saving idle slots.
 

@@ -95,12 +95,8 @@ class Upstream:
 
     @property
     def saves_beginnings(self) -> bool:
-        """Whether it can save a part of a prompt, from which others continue.
-
-        They cannot continue from a part of a recurrent state or of a window.
-        """
-        may_save = bool(self.cache_key) and self.can_name_slots
-        return may_save and not (self.is_all_or_nothing or self.prefer_pure_decode)
+        """Whether it can save a part of a prompt, from which others continue."""
+        return bool(self.cache_key) and self.can_name_slots and not self.prefer_pure_decode
 
     @property
     def is_on_trial(self) -> bool:

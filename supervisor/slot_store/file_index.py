@@ -73,7 +73,8 @@ def _replaces(new: SlotFile, old: SlotFile, tokens_min: int) -> bool:
     if count_missing_blocks(its, ours) >= most:
         return False
     if not ours.turn_hashes:
-        return count_missing_blocks(ours, its) < most
+        is_other = new.is_recurrent and ours.beginning != its.beginning
+        return not is_other and count_missing_blocks(ours, its) < most
     if set(ours.turn_hashes) & set(its.turn_hashes):
         return True
     answer = old.tokens - BLOCK_TOKENS * len(its.blocks)
@@ -205,7 +206,7 @@ class Catalogue:
             )
         return any(
             entry.file.cache_key == cache_key
-            and not entry.file.is_recurrent
+            and (not entry.file.is_recurrent or entry.file.tokens == tokens)
             and not count_missing_blocks(fingerprint, entry.file.fingerprint)
             for entry in self._files.values()
         )
@@ -306,7 +307,8 @@ def find_prefix(
 ) -> CataloguedFile | None:
     """Return a file of nearly this prefix: it lacks, and adds, fewer than `tokens_min` tokens."""
     wanted, few = ConversationFingerprint((), blocks), tokens_min // BLOCK_TOKENS
-    for entry in filter(lambda entry: is_prefix(entry.file), catalogue.anonymous(cache_key)):
+    found = (entry for entry in catalogue.anonymous(cache_key) if not entry.file.is_recurrent)
+    for entry in filter(lambda entry: is_prefix(entry.file), found):
         its = entry.file.fingerprint
         if max(count_missing_blocks(wanted, its), count_missing_blocks(its, wanted)) < few:
             return entry
@@ -315,5 +317,6 @@ def find_prefix(
 
 def is_prefix(file: SlotFile) -> bool:
     """Return whether a file belongs to no conversation, and conversations can begin with it."""
-    is_anonymous = file.fingerprint.blocks and not file.fingerprint.turn_hashes
-    return bool(is_anonymous) and not file.is_recurrent
+    its = file.fingerprint
+    is_anonymous = its.blocks and not its.turn_hashes
+    return bool(is_anonymous and (its.beginning or not file.is_recurrent))

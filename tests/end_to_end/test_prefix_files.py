@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import tiny_gguf, tiny_hybrid
 from support.corral_cli import CorralCli, until
 
 LONG = "B is kind and looks at the moon, at the river and at the stone" * 24
@@ -108,3 +109,27 @@ def test_of_two_requests_at_once_one_computes_what_both_begin_with(
     assert any(0.9 * beginning < tokens < first["prompt_tokens"] for tokens in saved)
     told = corral.data("explain", second["request"])
     assert "for a request that computed the same beginning" in told["sentence"]
+
+
+@pytest.mark.parametrize("page", ["/v1/chat/completions", *PAGES])
+@pytest.mark.parametrize("kind", ["hybrid", "window"])
+def test_what_an_engine_uses_only_as_a_whole_is_saved_without_the_question(
+    corral: CorralCli, tmp_path: Path, kind: str, page: str
+) -> None:
+    model = tmp_path / "model.gguf"
+    if kind == "hybrid":
+        tiny_hybrid.make(model, mode="cycle", ctx=8192)
+    else:
+        tiny_gguf.make(model, mode="cycle", layers=6, window=64, ctx=8192)
+    corral.configure(SETTINGS.format(model=model, replicas=2))
+    corral.ok("start")
+    # Before its first answer an engine is taken for slow, so the file is worth its time.
+    begin(corral, "one", page)
+    until(lambda: corral.data("slots", "list"))
+    beginning = min(file["tokens"] for file in corral.data("slots", "list"))
+    begin(corral, "another", page)
+    until(lambda: len(corral.events("request.finished")) == 2)
+    first, second = corral.events("request.finished")
+    assert first["instance"] != second["instance"]
+    assert second["cache_tier"] == "disk"
+    assert second["cached_tokens"] == beginning > 0.9 * first["prompt_tokens"]

@@ -28,6 +28,14 @@ def test_a_word_is_read_as_it_was_written(
     assert decode_fingerprint(fingerprint.to_ascii()) == fingerprint
 
 
+@given(st.integers(1, 2**64 - 1), numbers, scales)
+def test_a_word_of_a_beginning_is_read_as_it_was_written(
+    beginning: int, blocks: tuple[int, ...], scales: Scales
+) -> None:
+    fingerprint = ConversationFingerprint((), blocks, scales, beginning)
+    assert decode_fingerprint(fingerprint.to_ascii()) == fingerprint
+
+
 @pytest.mark.parametrize(
     ("lora", "expected"),
     [
@@ -62,6 +70,7 @@ def test_the_longest_prompt_makes_a_word_that_is_kept() -> None:
         "1 1 AAAAAAAAAAA=",
         "2 2 AAAAAAAAAAA=",
         "2 -1 AAAAAAAAAAA=",
+        "2 b ",
         "2 one AAAAAAAAAAA=",
         "2 1 AAAAAAAAAA",
         "2 1 AAAAAAAA",

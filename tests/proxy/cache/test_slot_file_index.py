@@ -3,7 +3,7 @@ from typing import Any
 
 from proxy.cache.fingerprint import ConversationFingerprint, SlotFile
 from proxy.cache.holders import SavedPrompt, SlotFileIndex
-from proxy.cache.prompt import Prompt, read_prompt
+from proxy.cache.prompt import CacheOwner, Prompt, read_prompt
 from proxy.observe.cache_finding import NoFile
 from proxy.upstream.endpoint_kinds import EndpointKind
 
@@ -29,7 +29,7 @@ def file(
 
 
 def of(found: SavedPrompt | None) -> tuple[str, bool] | None:
-    return (found.file.name, found.is_own) if found else None
+    return (found.file.name, found.is_whole) if found else None
 
 
 def test_a_conversation_finds_its_latest_file() -> None:
@@ -108,3 +108,25 @@ def test_why_no_file_of_a_conversation_fits_is_known() -> None:
     index.remove(["a"])
     assert index.why_missing("k", (1,)) is NoFile.DELETED
     assert index.why_missing("k", (2, 3)) is None  # replaced, not gone
+
+
+def test_a_beginning_that_is_used_as_a_whole_is_found_by_exactly_that_beginning() -> None:
+    def ask(system: str, name: str = "") -> Prompt:
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": "why?"}]
+        owner = CacheOwner(name)
+        found = read_prompt(EndpointKind.CHAT, "m", {"messages": messages}, owner)
+        assert found
+        return found
+
+    index, text = SlotFileIndex(1000), "word " * 200
+    one, other = ask(text + "Monday"), ask(text + "Tuesday")
+    blocks = one.blocks[: one.beginning_blocks]
+    assert other.blocks[: len(blocks)] == blocks  # they differ behind the last block
+    fingerprint = ConversationFingerprint((), blocks, beginning=one.shared_hashes[-1])
+    index.add(SlotFile("a", "k", 250, 10**6, fingerprint, is_recurrent=True))
+    assert of(index.find("k", one)) == of(index.find("k", ask(text + "Monday", "Ann")))
+    assert of(index.find("k", one)) == ("a", True)
+    assert index.find("k", other) is None
+    assert index.find("other", one) is None
+    index.remove(["a"])
+    assert index.find("k", one) is None

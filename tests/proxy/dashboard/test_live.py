@@ -171,7 +171,7 @@ async def test_what_came_from_disk_is_among_the_caches(proxy: ProxyHarness) -> N
     await signed_in(proxy)
     async with proxy.router.lease(ask("hello")) as lease:
         file = SlotFile("a", "key", 300, 1000, ConversationFingerprint())
-        lease.restored = SavedPrompt(file, 300, 300, 1, is_own=True)
+        lease.restored = SavedPrompt(file, 300, 300, 1, is_whole=True)
         proxy.router.finish(lease, Completion(Timings(300, 20, 10.0, 4, 40.0)))
     async with live(proxy) as stream:
         first = await stream.until("snapshot")

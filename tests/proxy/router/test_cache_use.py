@@ -17,7 +17,7 @@ from proxy.upstream.upstream import Node, Timings
 
 ENGINE = replace(upstream("chat.0"), host_cache_bytes=1e9)
 FILE = SlotFile("a", "key", 700, 9_000_000, ConversationFingerprint())
-SAVED = SavedPrompt(FILE, 700, 40, 10, is_own=True)
+SAVED = SavedPrompt(FILE, 700, 40, 10, is_whole=True)
 
 
 def found(router: Router, lease: Lease, cached: int) -> Tier | None:

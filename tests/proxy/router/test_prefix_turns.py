@@ -216,8 +216,7 @@ async def test_a_request_that_fails_frees_those_that_wait_for_its_beginning() ->
     [
         pytest.param({"cache_key": ""}, id="slots are not saved"),
         pytest.param({"can_name_slots": False}, id="slots have no numbers"),
-        pytest.param({"resumable_prompts": 2}, id="a recurrent state is used as a whole"),
-        pytest.param({"window_tokens": 512}, id="a window lacks the beginning"),
+        pytest.param({"window_tokens": 1024}, id="it is shorter than the window"),
         pytest.param({"prefer_pure_decode": True}, id="prompts are computed in chunks"),
         pytest.param({"token_bytes": 1e9}, id="its file is too large"),
     ],
@@ -226,6 +225,30 @@ async def test_a_beginning_is_not_saved_where_that_is_useless(changes: dict[str,
     found = pair(**changes)
     async with found.lease(begin("one")) as first:
         assert first.beginning_blocks == 0
+        found.finish(first)
+
+
+async def test_of_a_state_only_the_same_beginning_is_awaited() -> None:
+    found = pair(resumable_prompts=2)
+    async with asyncio.TaskGroup() as group, found.lease(begin("one", STORY + "Monday")) as first:
+        assert first.beginning_blocks > 50
+        same = Waiting(found, begin("two", STORY + "Monday"))
+        other = Waiting(found, begin("two", STORY + "Tuesday"))
+        for waiting in (same, other):
+            group.create_task(waiting.run())
+        await settled()
+        assert same.is_waiting
+        assert not other.is_waiting  # it could use nothing of it
+        found.note_beginning(first, is_saved=False)
+        found.finish(first)
+
+
+async def test_a_state_is_saved_for_other_slots_of_its_engine_too() -> None:
+    found = Router()
+    alone = replace(upstream("a", slots=2, key=""), cache_key="key", token_bytes=1000.0)
+    found.admit(replace(alone, can_name_slots=True, resumable_prompts=2))
+    async with found.lease(begin("one")) as first:
+        assert first.beginning_blocks > 50
         found.finish(first)
 
 

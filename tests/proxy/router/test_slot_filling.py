@@ -14,6 +14,7 @@ from support.requests import ask
 from support.upstream import Call, Fake
 
 from proxy.cache.fingerprint import ConversationFingerprint, SlotFile
+from proxy.cache.prompt import read_prompt
 from proxy.cache.save_policy import Transfer
 from proxy.errors import UpstreamCrashed, UpstreamFailed
 from proxy.request.request import ProxyRequest
@@ -264,3 +265,27 @@ async def test_a_beginning_in_an_idle_slot_of_another_instance_is_saved_for_a_re
         assert [call for call, *_ in storage.calls] == calls
         assert bool(lease.restored) is ("restore" in calls)
         storage.router.finish(lease)
+
+
+@pytest.mark.parametrize("storage", [{"resumable_prompts": 2}], indirect=True)
+async def test_a_beginning_of_which_an_engine_finds_nothing_is_not_restored_again(
+    storage: Storage,
+) -> None:
+    def question(text: str) -> ProxyRequest:
+        messages = [{"role": "system", "content": A}, {"role": "user", "content": text}]
+        members = {"model": "chat", "messages": messages}
+        prompt = read_prompt(EndpointKind.CHAT, "chat", members)
+        return replace(ask(text), json=members, prompt=prompt)
+
+    request = question("one")
+    prompt = request.prompt
+    assert prompt
+    blocks = prompt.blocks[: prompt.beginning_blocks]
+    fingerprint = ConversationFingerprint((), blocks, beginning=prompt.shared_hashes[-1])
+    storage.router.add_slot_file(
+        SlotFile("a", "key", HELD, 3_000_000, fingerprint, is_recurrent=True)
+    )
+    assert (await answered(storage, request, found=HELD, computed=9)).restored
+    await answered(storage, OTHER)
+    assert (await answered(storage, question("two"), found=0)).restored
+    assert (await answered(storage, question("three"))).restored is None

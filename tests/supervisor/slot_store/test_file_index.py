@@ -56,6 +56,16 @@ def test_prefixes_of_other_lengths_are_kept_beside_each_other() -> None:
     assert not replaced(text((), *range(40)), text((1,), *range(80)))
 
 
+def test_beginnings_of_a_state_are_kept_beside_each_other() -> None:
+    def of(beginning: int) -> str:
+        return ConversationFingerprint((), tuple(range(40)), beginning=beginning).to_ascii()
+
+    recurrent = replace(IDENTITY, state_bytes=8)
+    assert replaced(of(1), of(1), identity=recurrent)
+    assert not replaced(of(1), of(2), identity=recurrent)
+    assert replaced(of(1), of(2))
+
+
 def test_what_a_file_holds_already_is_not_saved_again() -> None:
     catalogue = Catalogue(RecordingTraffic())
     catalogue.add(manifest("a", fingerprint=FIRST, tokens=700))
