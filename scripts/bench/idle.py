@@ -20,8 +20,8 @@ from support.corral_cli import CorralCli
 from scripts.bench.result import Result, one_round
 
 ENGINES = 4
-CPU_MAX = 0.5 / 100
-MEMORY_MAX_MB = 80
+CPU_MAX = 0.4 / 100
+MEMORY_MAX_MB = 75
 # Warm-up, first samples and late imports have ended by then.
 SETTLED_S = 5
 
