@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
+from typing import Any
 
 from supervisor.autoscale.slots import most_slots
 from supervisor.builds.discover import Device, free_bytes, list_devices
@@ -31,9 +32,22 @@ from supervisor.plan.plan import Plan, PlanLine
 from supervisor.plan.resolve import ModelEntry
 from supervisor.plan.setting import Setting, SettingsByFlag
 from supervisor.rpc.address import KnownWorkers
+from supervisor.settings.load import read_changes
 from supervisor.slot_store.store import RestoreOutcome
 from supervisor.system import machine
 from supervisor.system.paths import directories
+
+
+def changes_of(status: DaemonStatus | None, name: str, path: Path) -> Mapping[str, Any]:
+    """Return the settings that commands changed in a running daemon, if it has the same model."""
+    return next(
+        (
+            model.changed or {}
+            for model in (status.models if status else ())
+            if (model.name, model.path) == (name, str(path))
+        ),
+        {},
+    )
 
 
 def changed_values(
@@ -133,16 +147,20 @@ def _total_bytes(taken: Estimate) -> int:
 def plan(model: str, config: Path | None) -> CommandResult:
     where = directories()
     targets = choose([model], config, where)
-    known = KnownWorkers()
-    planner = LaunchPlanner(targets.loaded.settings, where, known_workers=known)
     (name,) = targets.names
-    status = running_status()
+    status, settings = running_status(), targets.loaded.settings
+    changes = changes_of(status, name, settings.models[name].path)
+    loaded = targets.loaded.with_changes(read_changes({name: changes}))
+    known = KnownWorkers()
+    planner = LaunchPlanner(loaded.settings, where, known_workers=known)
     note_workers(known, planner, name, status)
     adapted, reduced = changed_values(status, planner.entry(name))
     planner = planner.adapting(name, adapted)
     planner.reductions.set(planner.entry(name), reduced)
     found = _Planned(planner, name)
     made, misfit, notes = found.plan, found.misfit, []
+    if loaded.settings != settings:
+        notes.append(f"the running daemon has {_settings_text(changes)} until it ends")
     has_draft_layers = made.gguf.draft_layers and not made.is_speculative
     if has_draft_layers and reason_against_mtp(made.gguf, offered_types(made.engine.flags)) is None:
         notes.append(
@@ -150,6 +168,11 @@ def plan(model: str, config: Path | None) -> CommandResult:
         )
     notes += [f"it can never fit: {misfit}", advice(found.would_fit)] if misfit else []
     return CommandResult(found.data(), found.text(terminal_columns()), (*made.warnings, *notes))
+
+
+def _settings_text(changes: Mapping[str, Any]) -> str:
+    settings = {**changes, **changes.get("flags", {})}
+    return ", ".join(f"{key} = {value}" for key, value in settings.items() if key != "flags")
 
 
 def flag_lines(lines: Sequence[PlanLine], columns: int | None) -> Iterator[str]:

@@ -130,7 +130,17 @@ def start(
     result = command_adding(
         client, "start", models, status, wait=wait, changes=changes, is_kept=save
     )
-    return replace(result, notes=(*saved, *result.notes))
+    return replace(result, notes=(*saved, *result.notes, *_keep_daemon(client, where)))
+
+
+def _keep_daemon(client: Client, where: Directories) -> tuple[str, ...]:
+    """Have a daemon that would end with its hosts continue; return a note on it."""
+    owner = read_owner(where.state_file)
+    if owner is None or owner.api_key_file is None:
+        return ()
+    client.keep()
+    begun = "corral run or an application started this daemon; it now runs until corral stop"
+    return (f"{begun}, and requests need the API key in {owner.api_key_file}",)
 
 
 def _save(
@@ -287,8 +297,9 @@ def command(client: Client, verb: str, names: Sequence[str], *, wait: bool) -> C
 
 
 def _next_steps(models: Sequence[messages.ModelStatus]) -> Iterator[str]:
-    """Yield lines on what to do with the first model that is ready."""
-    names = (model.name for model in models if model.state == "loaded")
+    """Yield lines on what to do, also with the first model that is ready and can chat."""
+    # Daemons of earlier versions do not tell whether a model chats.
+    names = (model.name for model in models if model.state == "loaded" and model.chats is not False)
     steps = {"corral ui": "opens the dashboard"}
     if name := next(names, None):
         steps[f"corral run {shlex.quote(name)}"] = "chats with it here"

@@ -210,6 +210,10 @@ class Client:
     def leave(self, host: int) -> None:
         """Leave; the stream of the host then ends. If no host is left, the daemon ends first."""
 
+    @_operation("POST", "/v1/hosts/keep")
+    def keep(self) -> None:
+        """Outlive the desktop hosts, until a shutdown; DaemonBusy if it is no desktop backend."""
+
     @_operation("POST", "/v1/shutdown", "done", "progress")
     def shutdown(self) -> Stream[messages.DaemonStatus]:
         """Drain and stop, until no engine runs; the stream may break when the daemon exits."""

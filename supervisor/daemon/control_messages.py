@@ -396,6 +396,8 @@ class ModelStatus(Message):
     failed with a `reason`. `idle`: None unless loaded. `adapted`: options that follow demand and
     load. `reduced`: options that were lowered after the engine ran out of memory. `engine_tools`:
     whether clients reach the tools of its engines: no, from this machine, or from others too.
+    `changed`: settings of `[models.NAME]` that a command changed until the daemon ends. `chats`:
+    False for a model that only makes embeddings or ranks texts.
     """
 
     name: str
@@ -410,6 +412,8 @@ class ModelStatus(Message):
     idle: IdleStatus | None
     not_persisted_reason: str | None
     engine_tools: Literal["off", "local", "network"]
+    chats: bool
+    changed: dict[str, Any]
     adapted: list[AdaptedValue]
     reduced: list[AdaptedValue]
     trial: TrialNote | None

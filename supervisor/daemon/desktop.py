@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import os
 import secrets
 import select
@@ -49,6 +50,8 @@ def new_desktop_key(path: Path) -> DesktopKey:
 
 # The host that started the daemon, until it joins and gets a number.
 STARTER: Final = 0
+# The user, after `corral start` at a daemon with hosts; leaves only by a shutdown.
+_USER: Final = -1
 # A user who quits an application expects its processes to end.
 _DRAIN_MAX_S: Final = 5.0
 
@@ -70,6 +73,8 @@ class DesktopHosts:
     @property
     def drain_max_s(self) -> float:
         """Time for requests in flight at the end; 0 if the last host was killed."""
+        if self.has(_USER):
+            return math.inf
         return 0.0 if self._is_lost else _DRAIN_MAX_S
 
     def has(self, host: int) -> bool:
@@ -78,12 +83,11 @@ class DesktopHosts:
     @contextmanager
     def join(self) -> Iterator[int]:
         """Be a host for the block; yields its number. Raises DaemonStopping if none is left."""
-        if self.is_empty:
-            raise DaemonStopping("the daemon is stopping", hint="retry when it has ended")
+        self._check_serving()
         self._joined += 1
         host = self._joined
         self._hosts.add(host)
-        self._emit("host.joined", host=host, hosts=len(self._hosts - {STARTER}))
+        self._emit("host.joined", host=host, hosts=self._count())
         try:
             yield host
         finally:
@@ -100,9 +104,21 @@ class DesktopHosts:
             return
         self._hosts.remove(host)
         if host != STARTER:
-            self._emit("host.left", host=host, hosts=len(self._hosts - {STARTER}))
+            self._emit("host.left", host=host, hosts=self._count())
         if self.is_empty:
             self._on_empty()
+
+    def keep(self) -> None:
+        """Outlive all hosts, until a shutdown. Raises DaemonStopping if none is left."""
+        self._check_serving()
+        self._hosts.add(_USER)
+
+    def _check_serving(self) -> None:
+        if self.is_empty:
+            raise DaemonStopping("the daemon is stopping", hint="retry when it has ended")
+
+    def _count(self) -> int:
+        return len(self._hosts - {STARTER, _USER})
 
 
 def backend_hosts(hosts: DesktopHosts | None) -> DesktopHosts:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from proxy.router.batch_queue import BatchQueueStats
 from proxy.router.lease import InstanceStats
@@ -41,6 +41,7 @@ def model_status(
     waiting: Waiting | None,
     loaded: ModelState | None,
     *,
+    changed: Mapping[str, Any],
     is_reachable: bool,
 ) -> messages.ModelStatus:
     """Build the status; `is_reachable`: whether other machines can send requests."""
@@ -57,6 +58,8 @@ def model_status(
         waiting=messages.WaitStatus.of(waiting) if waiting else None,
         idle=_idle(loaded) if loaded else None,
         not_persisted_reason=not_persisted_reason(model),
+        chats=not (plan and plan.embedding and plan.embedding.is_only),
+        changed={**changed},
         engine_tools=("network" if is_reachable else "local") if model.entry.runs_tools else "off",
         adapted=_adapted_values(plan.adapted if plan else {}),
         reduced=_adapted_values(plan.reduced if plan else {}),

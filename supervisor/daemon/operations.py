@@ -31,7 +31,7 @@ from supervisor.fleet.launches import with_scales
 from supervisor.fleet.model import Replica
 from supervisor.fleet.reload import ReloadResult
 from supervisor.records.store import QUESTIONS
-from supervisor.settings.load import read_models
+from supervisor.settings.load import read_changes, read_models
 
 LIMIT_MAX_S: Final = 31 * 86_400
 MARGIN_MAX: Final = 1.0
@@ -70,9 +70,8 @@ class DaemonService:
     def change_models(
         self, models: list[str], settings: dict[str, Any]
     ) -> asyncio.Task[messages.ReloadReport | CorralError]:
-        # Only the settings that are given are used; the path makes it a whole table.
-        tables = {name: {"path": "unused.gguf", **settings} for name in models}
-        return self._fleet.spawn(_reload_report(self._parts.reload.change(read_models(tables))))
+        changes = read_changes(dict.fromkeys(models, settings))
+        return self._fleet.spawn(_reload_report(self._parts.reload.change(changes)))
 
     def save_slots(self, models: list[str]) -> asyncio.Task[list[messages.SavedSlot]]:
         replicas = self._fleet.selected_replicas(models)
@@ -164,6 +163,7 @@ class DaemonService:
                     [self._instance_status(replica) for replica in model.all_replicas],
                     waiting.get(name),
                     loaded.get(name),
+                    changed=parts.reload.changes(name),
                     is_reachable=parts.is_reachable,
                 )
                 for name, model in self._fleet.models.items()
@@ -315,6 +315,9 @@ class DaemonService:
 
     def leave(self, host: str) -> None:
         backend_hosts(self._hosts).leave(int(host))
+
+    def keep(self) -> None:
+        backend_hosts(self._hosts).keep()
 
     def events(self) -> Callable[[], bool]:
         return lambda: False

@@ -26,7 +26,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import groupby
-from typing import Final
+from typing import Any, Final
 
 from attrs import define, field
 
@@ -249,6 +249,12 @@ class Reload:
                 lambda: self.loaded.with_changes(changes), lambda _: keep, changes
             )
         )
+
+    def changes(self, model: str) -> dict[str, Any]:
+        """Return the settings of a model that `change` has given, as in `[models.NAME]`."""
+        found = self._changed.get(model)
+        given = found.model_fields_set - {"path"} if found else set()
+        return found.model_dump(include=given) if found else {}
 
     def schedule(self) -> None:
         self._is_scheduled = True

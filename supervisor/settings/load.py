@@ -136,6 +136,11 @@ def read_models(tables: Mapping[str, object]) -> dict[str, ModelSettings]:
         raise refusal(list(explain(error)), lambda _: "") from error
 
 
+def read_changes(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, ModelSettings]:
+    """Check settings of models for `Loaded.with_changes`; a path may be missing."""
+    return read_models({name: {"path": "unused.gguf", **table} for name, table in tables.items()})
+
+
 def find_file(config: Path | None, *, config_dir: Path, environ: Mapping[str, str]) -> Path | None:
     """Return the settings file to read, or None.
 

@@ -129,6 +129,22 @@ def test_two_chats_share_a_daemon_that_ends_with_the_last(
     until(lambda: not corral.engines())
 
 
+def test_start_keeps_the_daemon_of_a_chat(corral: CorralCli, tiny_model: Path) -> None:
+    other = corral.root / "other.gguf"
+    other.symlink_to(tiny_model)
+    with Terminal(corral, "run", str(tiny_model)) as terminal:
+        until(lambda: PROMPT in terminal.text())
+        wrong = corral("start", "othr.gguf")
+        assert "did you mean other.gguf?" in wrong.stderr
+        started = corral("start", str(other))
+        assert "it now runs until corral stop, and requests need the API key in" in started.stderr
+        terminal.press("\x04")
+        assert terminal.end() == 0
+    assert corral.model_states() == {"tiny": "loaded", "other": "loaded"}
+    assert answer_of(corral, "other", "hello", *FEW)
+    assert corral.is_running()
+
+
 def test_an_image_is_sent_by_its_path(corral: CorralCli, tiny_model: Path) -> None:
     clip = tiny_clip.make(corral.root / "clip.gguf")
     corral.configure(

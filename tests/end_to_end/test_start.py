@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from openai import OpenAI
-from support import tiny_gguf
+from support import tiny_bert, tiny_gguf
 from support.corral_cli import PATIENCE_S, CorralCli, until
 from support.stores_layout import Ollama
 
@@ -200,6 +200,10 @@ def test_options_of_a_start_hold_until_the_daemon_ends(corral: CorralCli, models
     assert argv[argv.index("--threads") + 1] == "1"
     assert argv[argv.index("--batch-size") + 1] == "64"
     pid = corral.daemon_pid
+    planned = corral("plan", "a")
+    assert planned.stdout.startswith("a: 2 slots, 512 tokens of context in all")
+    changes = "ctx-size = 512, parallel = 2, batch-size = 64 until it ends"
+    assert f"the running daemon has {changes}" in planned.stderr
     corral.ok("start", "a", "--parallel", "1", "--profile", "low-latency")
     assert (sizes("a"), corral.status().models[0].profile) == ((512, 1), "low-latency")
     assert corral.data("reload")["kept"] == ["a.0"]
@@ -224,6 +228,7 @@ def test_saved_options_are_in_the_settings_file(corral: CorralCli, models: Path)
     second = corral("start", str(models / "b.gguf"), "--slots", "1", "--save")
     assert "to keep it" not in second.stderr
     assert set(corral.data("reload")["kept"]) == {"a.0", "b.0"}
+    assert "until it ends" not in corral("plan", "b").stderr
     settings = tomllib.loads(file.read_text("utf-8"))["models"]
     flags = {"ctx-size": 512, "parallel": 2}
     assert settings["a"] == {
@@ -233,6 +238,13 @@ def test_saved_options_are_in_the_settings_file(corral: CorralCli, models: Path)
     }
     assert settings["b"] == {"path": str(models / "b.gguf"), "flags": {"parallel": 1}}
     assert file.read_text("utf-8").startswith("# mine")
+
+
+def test_a_chat_is_not_suggested_with_a_model_of_embeddings(corral: CorralCli) -> None:
+    rank = tiny_bert.make(corral.root / "rank.gguf", "rank")
+    corral.configure(f"[models.rank]\npath = '{rank}'\n")
+    lines = corral.ok("start").splitlines()
+    assert lines == ["ready: rank.0", f"{corral.url}/v1", "  corral ui  opens the dashboard"]
 
 
 def test_a_setting_is_printed_alone(corral: CorralCli, models: Path) -> None:

@@ -88,6 +88,8 @@ def model(name: str, *instances: InstanceStatus) -> ModelStatus:
         ctx_size=4096,
         trial=None,
         not_persisted_reason=None,
+        chats=True,
+        changed={},
         engine_tools="off",
         adapted=[],
         reduced=[],

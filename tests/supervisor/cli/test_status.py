@@ -57,6 +57,8 @@ def model(
         trial=None,
         not_persisted_reason=not_persisted_reason,
         engine_tools=engine_tools,
+        chats=True,
+        changed={},
         adapted=[],
         reduced=[],
         waiting=waiting,

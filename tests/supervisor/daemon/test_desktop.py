@@ -1,5 +1,7 @@
 """Which host is the last one."""
 
+import math
+
 import pytest
 
 from supervisor.daemon.desktop import STARTER, DesktopHosts
@@ -48,8 +50,18 @@ def test_requests_end_with_the_last_host_if_it_was_killed(hosts: DesktopHosts) -
     assert hosts.drain_max_s == 0
 
 
+def test_a_daemon_that_is_kept_outlives_its_hosts(hosts: DesktopHosts, ends: list[str]) -> None:
+    with hosts.join():
+        hosts.lose(STARTER)
+        hosts.keep()
+    assert ends == []
+    assert hosts.drain_max_s == math.inf
+
+
 def test_no_host_joins_a_daemon_that_is_ending(hosts: DesktopHosts) -> None:
     hosts.leave(STARTER)
     with pytest.raises(DaemonStopping), hosts.join():
         pass
+    with pytest.raises(DaemonStopping):
+        hosts.keep()
     assert hosts.is_empty
