@@ -36,7 +36,16 @@ from supervisor.engine.states import State
 from supervisor.errors import HistoryUnavailable
 from supervisor.events import Event, Part
 from supervisor.fleet.fleet import Fleet
-from supervisor.records.usage import NO_KEY, OTHERS, OWN_WORK, By, Query, Usage, first_day
+from supervisor.records.usage import (
+    BY_DEFAULT,
+    NO_KEY,
+    OTHERS,
+    OWN_WORK,
+    By,
+    Query,
+    Usage,
+    first_day,
+)
 from supervisor.records.writer import Records
 from supervisor.system.processor_load import process_s
 
@@ -343,14 +352,15 @@ class RecordsAdapter:
         key: str | None = None,
         model: str | None = None,
     ) -> Sequence[Mapping[str, Any]]:
-        if by not in {None, *get_args(By)}:
+        names = by.split(",") if by else BY_DEFAULT
+        if not set(names) <= set(get_args(By)) or len(set(names)) < len(names):
             choices = ", ".join(get_args(By))
-            raise BadRequest(f"by={quote(by or '')} is unknown; expected {choices}")
+            raise BadRequest(f"by={quote(by or '')} is unknown; expected some of {choices}")
         try:
             first = first_day(since, datetime.now().astimezone().date())
         except ValueError as error:
             raise BadRequest(f"since: {error}; write 2026-11-22, 2026-11 or 7d") from error
         try:
-            return await self._records.usage(Query(cast("By | None", by), first, key, model))
+            return await self._records.usage(Query(cast("Sequence[By]", names), first, key, model))
         except HistoryUnavailable as error:
             raise Unavailable(without_directories(error.message)) from error

@@ -310,9 +310,9 @@ def usage(
     if as_csv and as_json:
         raise BadParameter("--csv and --json exclude each other")
     from supervisor.cli.history import usage as call
-    from supervisor.records.usage import Query
+    from supervisor.records.usage import BY_DEFAULT, Query
 
-    return call(Query(by, since, key, model), as_csv=as_csv)
+    return call(Query((by,) if by else BY_DEFAULT, since, key, model), as_csv=as_csv)
 
 
 record_commands = Typer(

@@ -173,8 +173,8 @@ def usage(query: Query, *, as_csv: bool) -> CommandResult:
         ) from error
     found = requests.ask_records("usage", query, [])
     if as_csv:
-        return CommandResult(found, _csv(query.names, found))
-    return CommandResult(found, _text(query.names, found) if found else "no usage is recorded")
+        return CommandResult(found, _csv(query.by, found))
+    return CommandResult(found, _text(query.by, found) if found else "no usage is recorded")
 
 
 def _text(names: Sequence[str], found: Sequence[Mapping[str, Any]]) -> str:

@@ -89,6 +89,7 @@ def prune_usage(connection: sqlite3.Connection) -> None:
 
 
 By = Literal["key", "model", "day", "month"]
+BY_DEFAULT: Final[Sequence[By]] = ("key", "model")
 
 _DAYS: Final = re.compile(r"(\d{1,5})d")
 _MONTH: Final = re.compile(r"\d{4}-\d\d")
@@ -96,19 +97,12 @@ _MONTH: Final = re.compile(r"\d{4}-\d\d")
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A question about usage: by what to sum, from which day, for which key and model; None: all.
+    """Asks for the sums of accounts with equal `by`; None: from any day, of all keys and models."""
 
-    Without `by`, sums are for key and model together.
-    """
-
-    by: By | None = None
+    by: Sequence[By] = BY_DEFAULT
     since: str | None = None
     key: str | None = None
     model: str | None = None
-
-    @property
-    def names(self) -> Sequence[str]:
-        return (self.by,) if self.by else ("key", "model")
 
 
 def first_day(text: str | None, today: date) -> str | None:
@@ -139,6 +133,6 @@ FIGURES: Final = (*_COUNTS, "slot_seconds", "cpu_seconds")
 
 def sum_usage(connection: sqlite3.Connection, query: Query) -> list[dict[str, Any]]:
     """Return the sums as JSON members, ordered by name."""
-    statement = _SUM.format(names=", ".join(query.names))
+    statement = _SUM.format(names=", ".join(query.by))
     found = connection.execute(statement, (query.since, query.key, query.model))
     return [dict(row) for row in found]

@@ -174,6 +174,41 @@ def test_a_model_is_loaded_chats_is_explained_and_unloaded(dashboard: Dashboard)
     expect(dashboard.model("slow")).to_contain_text("unloaded")
 
 
+def test_usage_is_a_chart_by_day_and_key_and_internal_work_is_one_row_that_opens(
+    dashboard: Dashboard, daemon: CorralCli
+) -> None:
+    page = dashboard.page
+    with begin_stream(daemon, 4, "tiny") as stream:
+        rest_of(stream)
+    until(lambda: {"(no key)", "(warming, checks)"} <= keys_used(daemon))
+    dashboard.show("usage")
+    chart = page.get_by_role("region", name="Tokens by day and key")
+    expect(chart.locator("dt")).to_have_text(["(no key)", "Internal work"])
+    expect(chart.locator(".column")).to_have_count(30)
+    chart.locator(".column").last.hover()
+    expect(chart.get_by_role("heading")).to_contain_text(re.compile(r"[1-9].* on "))
+    chart.locator(".column").nth(3).hover()
+    expect(chart.get_by_role("heading")).to_contain_text(re.compile(r" 0 on "))
+    page.get_by_label("Figure").select_option("Requests")
+    expect(page.get_by_role("region", name="Requests by day and key")).to_be_visible()
+    rows = page.get_by_role("table", name="Tokens and time").get_by_role("row")
+    internal = rows.get_by_role("button", name="Internal work")
+    for by, opened in (("Key", "tiny"), ("Day", re.compile(r"^\d{4}-\d\d-\d\d"))):
+        page.get_by_role("combobox", name="By").select_option(by)
+        expect(rows.last).to_contain_text("Internal work")
+        internal.click()
+        expect(rows.last).not_to_contain_text("Internal work")
+        expect(rows.filter(has=page.locator(".nested")).filter(has_text=opened)).to_have_count(1)
+        internal.click()
+    page.get_by_role("button", name="All months").click()
+    expect(page.get_by_role("combobox", name="By")).to_have_value("key,model")
+    expect(page.get_by_role("region", name="Requests by month and key")).to_be_visible()
+
+
+def keys_used(daemon: CorralCli) -> set[str]:
+    return {row["key"] for row in daemon.data("usage", "--by", "key")}
+
+
 def test_a_chat_is_stopped(dashboard: Dashboard) -> None:
     page = dashboard.page
     dashboard.show("chat/slow")

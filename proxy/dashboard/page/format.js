@@ -7,6 +7,8 @@ const TIME = new Intl.DateTimeFormat(undefined, {
 });
 const MINUTE = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 const DAY = new Intl.DateTimeFormat("en", { weekday: "short", day: "numeric" });
+const DATE = new Intl.DateTimeFormat("en", { day: "numeric", month: "short" });
+const MONTH = new Intl.DateTimeFormat("en", { month: "short", year: "numeric" });
 const WHOLE = new Intl.NumberFormat("en");
 
 export function bytes(count) {
@@ -58,6 +60,11 @@ export function clock(time) {
 // A moment in Unix time, as precise as an axis of that span needs it.
 export function moment(at_s, span_s) {
   return (span_s > 86_400 ? DAY : MINUTE).format(at_s * 1000);
+}
+
+// A day or a month, as 2026-11-28 or 2026-11.
+export function date(text) {
+  return (text.length > 7 ? DATE : MONTH).format(new Date(`${text.padEnd(10, "-01")}T12:00`));
 }
 
 export function share(part, total) {

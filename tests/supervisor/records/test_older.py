@@ -57,7 +57,7 @@ def write_older(data: Path) -> None:
 
 
 def requests_by_day(store: RecordStore) -> dict[str, int]:
-    found = {row["day"]: row["requests"] for row in store.answer("usage", Query("day"))}
+    found = {row["day"]: row["requests"] for row in store.answer("usage", Query(("day",)))}
     store.close()
     return found
 
@@ -70,7 +70,7 @@ def test_usage_and_sizes_are_those_of_the_files_which_are_deleted(tmp_path: Path
     store = RecordStore(tmp_path)
     assert store.exists
     assert requests_by_day(store) == EXPECTED
-    (found,) = store.answer("usage", Query("month", since="2026-11-01"))
+    (found,) = store.answer("usage", Query(("month",), since="2026-11-01"))
     assert (found["total_tokens"], found["slot_seconds"]) == (4 * 18, 6.0)
     first, second, last = map(RecordedRequest._make, store.answer("sizes", "org/chat"))
     assert (first.conversation, first.began_at, first.ended_at) == (5, 0.0, 1.5)

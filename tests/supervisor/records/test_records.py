@@ -108,7 +108,7 @@ async def used(records: Records, **query: Any) -> list[tuple[object, ...]]:
     """Return the names, requests and total tokens of each sum."""
     asked = Query(**query)
     return [
-        (*(row[name] for name in asked.names), row["requests"], row["total_tokens"])
+        (*(row[name] for name in asked.by), row["requests"], row["total_tokens"])
         for row in await records.usage(asked)
     ]
 
@@ -342,13 +342,17 @@ async def test_usage_is_summed_by_names(kept: Kept) -> None:
     kept.store.run(add)
     async with kept.running() as records:
         assert await used(records) == [("anna", "chat", 3, 54), ("ben", "other", 3, 3)]
-        assert await used(records, by="month", key="anna") == [
+        assert await used(records, by=("month",), key="anna") == [
             ("2026-10", 1, 18),
             ("2026-11", 2, 36),
         ]
-        assert await used(records, by="day", since="2026-11-02") == [("2026-11-02", 2, 19)]
-        assert await used(records, by="key", model="other") == [("ben", 3, 3)]
-        (found,) = await records.usage(Query("key", key="anna"))
+        assert await used(records, by=("day",), since="2026-11-02") == [("2026-11-02", 2, 19)]
+        assert await used(records, by=("key",), model="other") == [("ben", 3, 3)]
+        assert await used(records, by=("month", "key"), since="2026-11-02") == [
+            ("2026-11", "anna", 1, 18),
+            ("2026-11", "ben", 1, 1),
+        ]
+        (found,) = await records.usage(Query(("key",), key="anna"))
         assert (found["slot_seconds"], found["cpu_seconds"]) == (4.5, 0.75)
 
 
@@ -365,7 +369,7 @@ async def test_sixty_months_and_fifty_thousand_accounts_of_a_month_are_kept(kept
     kept.store.run(add)
     async with kept.running() as records:
         records.add_usage("0", "chat", Usage(1))
-        assert len(await used(records, by="month")) == 60
+        assert len(await used(records, by=("month",))) == 60
         assert await used(records, key="(others)") == [("(others)", "(others)", 1, 0)]
 
 
