@@ -16,6 +16,7 @@ from supervisor.output import (
     CommandResult,
     colored,
     duration,
+    fit,
     hanging,
     is_fitting,
     one_line,
@@ -30,7 +31,11 @@ _NODES_HEAD = ("NODE", "STATE", "SLOTS", "URL", "MODELS")
 _WEIGHTS_HEAD = ("REQUESTS TO", "WEIGHT", "REASON")
 _WORKERS_HEAD = ("WORKER", "STATE", "ADDRESS", "PID", "MEMORY", "MODELS", "RESTARTS")
 _BATCHES_HEAD = ("BATCHES OF", "REQUESTS", "BATCHES", "SINGLE", "MEAN SIZE", "MEAN WAIT")
-_STYLES = {"ready": "green", "failed": "red", "backoff": "yellow", "unhealthy": "yellow"}
+# Columns that narrow terminals leave out, in this order.
+_LEAST: Final = (
+    *("RESTARTS", "PID", "UP", "MEMORY", "TOK/S"),
+    *("ADDRESS", "URL", "SINGLE", "BATCHES", "MEAN SIZE"),
+)
 
 
 def status() -> CommandResult:
@@ -41,40 +46,57 @@ def status() -> CommandResult:
         return CommandResult(
             {"running": False}, error.message, (error.hint or "",), error.exit_code
         )
-    return CommandResult({"running": True, **vars(found)}, render(found))
+    return CommandResult({"running": True, **vars(found)}, render(found, terminal_columns()))
 
 
-def render(status: messages.DaemonStatus) -> str:
+def render(status: messages.DaemonStatus, columns: int | None = None) -> str:
     models, running = status.models, status.capture
     instances = [(model, instance) for model in models for instance in model.instances]
-    capture = colored(messages.capture_text(running), "yellow") if running else ""
+    capture = f"{messages.capture_text(running)} (corral capture --stop)" if running else ""
     lines = [
         f"llama-corral {status.version} · pid {status.pid} · up {duration(status.up_s)}"
         + (", stopping" if status.stopping else ""),
         f"{status.url}/v1",
-        *(colored(line, "yellow") for line in messages.keyless_warning(status)),
-        "",
-        table(_HEAD, [_row(model, instance) for model, instance in instances]),
-        *(line for model in models for line in _waiting_lines(model)),
-        *(line for model in models for line in _idle(model)),
-        *(line for model in models for line in _trial(model)),
-        *([f"\n{capture} (corral capture --stop)"] if capture else []),
         *(
-            f"\n{model.name}: {change.key} = {change.value} now: {change.reason}"
-            for model in models
-            for change in model.adapted
+            colored(hanging("", line, columns), "yellow")
+            for line in messages.keyless_warning(status)
         ),
-        *(f"\n{colored(line, 'yellow')}" for model in models for line in reductions(model)),
-        *(line for _, instance in instances for line in _draft(instance)),
-        *(f"\n{line}" for line in not_persisted_reasons(models)),
-        *(line for model in models for line in _tools(model)),
-        *(line for _, instance in instances for line in _problems(instance)),
-        *_workers(status.workers),
-        *_nodes(status.nodes),
-        *_weights(status.weights),
-        *_section(_BATCHES_HEAD, [*map(_batch_row, status.batches)]),
+        "",
+        _fitted(_HEAD, [_row(model, instance) for model, instance in instances], columns),
+        *(_note(line, columns) for model in models for line in _waiting_lines(model)),
+        *(_note(line, columns) for model in models for line in _idle(model)),
+        *(_note(line, columns) for model in models for line in _trial(model)),
+        *([_note(capture, columns, "yellow")] if capture else []),
+        *(_note(line, columns) for model in models for line in _adapted(model)),
+        *(_note(line, columns, "yellow") for model in models for line in reductions(model)),
+        *(_note(line, columns) for _, instance in instances for line in _draft(instance)),
+        *(_note(line, columns) for line in not_persisted_reasons(models)),
+        *(line for model in models for line in _tools(model, columns)),
+        *(line for _, instance in instances for line in _problems(instance, columns)),
+        *_section(_WORKERS_HEAD, [*map(_worker_row, status.workers)], columns),
+        *_reasons(status.workers, columns),
+        *_section(_NODES_HEAD, [*map(_node_row, status.nodes)], columns),
+        *_reasons(status.nodes, columns),
+        *_section(_WEIGHTS_HEAD, _weight_rows(status.weights), columns),
+        *_section(_BATCHES_HEAD, [*map(_batch_row, status.batches)], columns),
     ]
     return "\n".join(lines)
+
+
+def _note(text: str, columns: int | None, style: str | None = None) -> str:
+    wrapped = hanging("", text, columns)
+    return f"\n{colored(wrapped, style) if style else wrapped}"
+
+
+def _fitted(head: Sequence[str], rows: Sequence[Sequence[object]], columns: int | None) -> str:
+    return table(*fit(head, rows, columns, [title for title in _LEAST if title in head]))
+
+
+def _section(
+    head: Sequence[str], rows: Sequence[Sequence[object]], columns: int | None
+) -> list[str]:
+    """Return the lines of a further table, none without rows."""
+    return ["", _fitted(head, rows, columns)] if rows else []
 
 
 def _row(model: messages.ModelStatus, instance: messages.InstanceStatus) -> tuple[object, ...]:
@@ -92,7 +114,7 @@ def _waiting_lines(model: messages.ModelStatus) -> Iterator[str]:
         leaving = " and ".join(found.leaving)
         no_requests = f"; no new requests for {leaving}" if leaving else ""
         time = duration(found.wait_s)
-        yield f"\n{model.name}: {queued} for memory, {time} so far{place}{no_requests}"
+        yield f"{model.name}: {queued} for memory, {time} so far{place}{no_requests}"
 
 
 def _idle(model: messages.ModelStatus) -> Iterator[str]:
@@ -106,7 +128,12 @@ def _idle(model: messages.ModelStatus) -> Iterator[str]:
         text = f"unloaded {duration(found.limit_s)} after its last request"
     else:
         text = f"unloaded in {duration(found.unload_in_s)} without a request"
-    yield f"\n{model.name}: {text} ({found.origin})"
+    yield f"{model.name}: {text} ({found.origin})"
+
+
+def _adapted(model: messages.ModelStatus) -> Iterator[str]:
+    for change in model.adapted:
+        yield f"{model.name}: {change.key} = {change.value} now: {change.reason}"
 
 
 def reductions(model: messages.ModelStatus) -> Iterator[str]:
@@ -115,16 +142,16 @@ def reductions(model: messages.ModelStatus) -> Iterator[str]:
         yield (f"{model.name}: {item.key} = {item.value} for want of memory: {item.reason}")
 
 
-def _tools(model: messages.ModelStatus) -> Iterator[str]:
+def _tools(model: messages.ModelStatus, columns: int | None) -> Iterator[str]:
     for text in messages.tools_warning(model):
-        yield f"\n{colored(text, 'red' if model.engine_tools == 'network' else 'yellow')}"
+        yield _note(text, columns, "red" if model.engine_tools == "network" else "yellow")
 
 
 def _trial(model: messages.ModelStatus) -> Iterator[str]:
     if found := model.trial:
         share = f"{100 * found.share:g} % of new conversations"
         command = "corral engine canary" if found.is_canary else "corral trial"
-        yield f"\n{found.instance}: {found.profile} on trial, {share} ({command})"
+        yield f"{found.instance}: {found.profile} on trial, {share} ({command})"
 
 
 def not_persisted_reasons(models: Iterable[messages.ModelStatus]) -> list[str]:
@@ -139,16 +166,7 @@ def _draft(instance: messages.InstanceStatus) -> Iterator[str]:
     draft = instance.draft
     if draft and draft.acceptance is not None:
         accepted = f"accepts {draft.acceptance:.0%} of {draft.drafted} drafted tokens"
-        yield f"\n{instance.name}: {accepted}"
-
-
-def _section(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    """Return the lines of a further table, none without rows."""
-    return ["", table(head, rows)] if rows else []
-
-
-def _workers(workers: list[messages.WorkerStatus]) -> list[str]:
-    return [*_section(_WORKERS_HEAD, [*map(_worker_row, workers)]), *_reasons(workers)]
+        yield f"{instance.name}: {accepted}"
 
 
 def _worker_row(worker: messages.WorkerStatus) -> tuple[object, ...]:
@@ -156,29 +174,26 @@ def _worker_row(worker: messages.WorkerStatus) -> tuple[object, ...]:
     return worker.name, worker.state, *place, worker.models, worker.restarts
 
 
-def _nodes(nodes: list[messages.NodeStatus]) -> list[str]:
-    rows = [
-        (node.name, node.state, f"{node.slots_busy}/{node.slots}", node.url, node.models)
-        for node in nodes
-    ]
-    return [*_section(_NODES_HEAD, rows), *_reasons(nodes)]
+def _node_row(node: messages.NodeStatus) -> tuple[object, ...]:
+    return node.name, node.state, f"{node.slots_busy}/{node.slots}", node.url, node.models
 
 
-def _reasons(found: Iterable[messages.WorkerStatus | messages.NodeStatus]) -> Iterator[str]:
+def _reasons(
+    found: Iterable[messages.WorkerStatus | messages.NodeStatus], columns: int | None
+) -> Iterator[str]:
     for member in found:
         if member.reason:
-            yield f"\n{member.name}: {colored(member.reason, 'red')}"
+            yield _note(f"{member.name}: {member.reason}", columns, "red")
 
 
-def _weights(weights: list[messages.WeightStatus]) -> list[str]:
-    """Return the table of weights, of the models whose instances are not all equal."""
+def _weight_rows(weights: list[messages.WeightStatus]) -> list[tuple[object, ...]]:
+    """Return the weights of the models whose instances are not all equal."""
     unequal = {weight.model for weight in weights if weight.reason != "equal"}
-    rows = [
+    return [
         (weight.instance, f"{weight.weight:.2f}", weight.reason)
         for weight in weights
         if weight.model in unequal
     ]
-    return _section(_WEIGHTS_HEAD, rows)
 
 
 def _batch_row(queue: messages.BatchQueueStatus) -> tuple[object, ...]:
@@ -187,14 +202,16 @@ def _batch_row(queue: messages.BatchQueueStatus) -> tuple[object, ...]:
     return queue.model, *counts, mean, f"{queue.avg_wait_ms:.0f} ms"
 
 
-def _problems(instance: messages.InstanceStatus) -> Iterator[str]:
+def _problems(instance: messages.InstanceStatus, columns: int | None) -> Iterator[str]:
     for text in instance.warnings:
-        yield f"\n{instance.name}: {colored(text, 'yellow')}"
+        yield _note(f"{instance.name}: {text}", columns, "yellow")
     if error := instance.error:
-        yield f"\n{instance.name}: {colored(error['message'], 'red')}"
-        yield from (f"  {label}: {error[label]}" for label in ("hint", "log") if error[label])
+        yield _note(f"{instance.name}: {error['message']}", columns, "red")
+        for label in ("hint", "log"):
+            if value := error[label]:
+                yield hanging(f"  {label}: ", value, columns)
         if again := messages.failed_text(instance):
-            yield f"  {again}"
+            yield hanging("  ", again, columns)
 
 
 _TIERS_HEAD: Final = ("MODEL", "TIER", "HOLDS", "PROMPTS", "TOKENS", "SAVED")

@@ -17,7 +17,7 @@ from supervisor.cli.requests import IN_FLIGHT_LEAST, in_flight_row, short_id
 from supervisor.daemon.control_client import Client
 from supervisor.daemon.control_messages import DaemonStatus, InstanceStatus, ModelStatus, state_text
 from supervisor.errors import CorralError
-from supervisor.output import duration, fit, one_line, size
+from supervisor.output import duration, fit, hanging, one_line, size
 
 _INSTANCES_MIN: Final = 3
 
@@ -324,7 +324,10 @@ def _tables(view: View, sample: Sample, area: Size) -> Iterator[RenderableType]:
     requests = sort_requests(sample.requests, view.order, is_reversed=view.is_reversed)
     is_limited = area[1] != _UNLIMITED
     found = problems(sample.status)
-    told = found[:_PROBLEM_LINES_MAX] if is_limited else found
+    wrapped = [line for text in found for line in hanging("", text, area[0]).split("\n")]
+    told = wrapped[:_PROBLEM_LINES_MAX] if is_limited else wrapped
+    if len(told) < len(wrapped):
+        told[-1] += " …"
     rows_left = area[1] - _OTHER_LINES - len(told)
     instance_count, request_count = share_rows(rows_left, len(instances), len(requests))
     yield Text("")

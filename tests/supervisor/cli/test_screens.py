@@ -17,9 +17,16 @@ from proxy.cache.save_policy import ModelCounts, OperationCounts
 from proxy.observe.cache_finding import Tier
 from proxy.router.slots import CacheContents, TierUse
 from supervisor.cli import plan, report, requests, top_view
-from supervisor.cli.status import tiers_text
+from supervisor.cli.status import render, tiers_text
 from supervisor.daemon.cache_status import cache_status
-from supervisor.daemon.control_messages import CachesStatus, SlotDiskStatus
+from supervisor.daemon.control_messages import (
+    AdaptedValue,
+    CachesStatus,
+    IdleStatus,
+    NodeStatus,
+    SlotDiskStatus,
+    WeightStatus,
+)
 from supervisor.diagnose.host_checks import Finding
 from supervisor.plan.estimate import MemoryBreakdown
 from supervisor.plan.plan import PlanLine
@@ -43,6 +50,23 @@ def top(columns: int) -> str:
     sample = top_view.Sample(replace(STATUS, models=models), REQUESTS)
     view = top_view.with_sample(top_view.View(selected=REQUESTS[0].id), sample)
     return "\n".join(top_view.screen(view, sample, (columns, 18), has_colour=False))
+
+
+def status(columns: int) -> str:
+    error = {"message": PROBLEM, "hint": f"corral model get {LONG}", "log": "/log/code.0.log"}
+    failed = instance("code.0", state="failed", pid=None, error=error, slots_busy=0)
+    chat = model(LONG, instance(f"{LONG}.0", slots=8, slots_busy=3, memory_bytes=19 * 1024**3))
+    chat.idle = IdleStatus(limit_s=900.0, unload_in_s=65.0, origin="ttl_s")
+    reason = "the engine ran out of memory while it loaded the model"
+    chat.reduced = [AdaptedValue("ctx-size", 8192, "llama-corral", reason)]
+    node = NodeStatus("gpu", "up", None, "http://gpu.lan:8080", [LONG, "code"], 8, 1)
+    weights = [
+        WeightStatus(f"{LONG}.0", LONG, 1.0, "equal"),
+        WeightStatus(f"gpu/{LONG}", LONG, 0.25, "measured"),
+    ]
+    models = [chat, model("code", failed)]
+    found = replace(STATUS, models=models, nodes=[node], weights=weights, keyless=["0.0.0.0:80"])
+    return render(found, columns)
 
 
 def in_flight(columns: int) -> str:
@@ -95,7 +119,7 @@ def doctor(columns: int) -> str:
 
 
 @pytest.mark.parametrize("columns", [60, 80, 130, 200])
-@pytest.mark.parametrize("show", [top, in_flight, slots, plan_flags, doctor])
+@pytest.mark.parametrize("show", [top, status, in_flight, slots, plan_flags, doctor])
 def test_a_screen_is_that_of_its_file(
     monkeypatch: pytest.MonkeyPatch, show: Callable[[int], str], columns: int
 ) -> None:

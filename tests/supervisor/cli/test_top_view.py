@@ -46,6 +46,17 @@ def test_a_frame_has_instances_queues_and_requests() -> None:
     assert "queued, place 2" in text[12]
 
 
+def test_a_long_problem_has_several_lines() -> None:
+    text = "the model file is damaged; " * 20
+    failed = model("code", instance("code.0", state="failed", error={"message": text}))
+    shown = [
+        line for line in lines(Sample(replace(STATUS, models=[failed])), 60) if text[:4] in line
+    ]
+    assert len(shown) == 4
+    assert shown[0].startswith("code.0: the model")
+    assert shown[-1].endswith("…")
+
+
 @pytest.mark.parametrize("columns", [1, 10, 20, 40, 60, 80, 100, 200])
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 10, 24, 60])
 def test_a_frame_fits_the_terminal(columns: int, rows: int) -> None:
