@@ -4,7 +4,8 @@ The page's files hold no data, so they need no key. They are read once: the file
 and the libraries that it uses. The path of a request is only looked up in this table and never
 becomes a file's path.
 
-The page sends commands on models, and reads logs and settings of client programs. Signing in
+The page sends commands on models, and reads logs and settings of client programs; its view of the
+models on this machine is in `machine_models`. Signing in
 exchanges a one-time token, or an admin's API key, for a session: its id is in a cookie, its page
 token in the answer.
 
@@ -34,6 +35,7 @@ from proxy.auth.keys_file import Key
 from proxy.common.background_tasks import persist
 from proxy.dashboard.host import DashboardHost, Verb
 from proxy.dashboard.live import LiveEndpoint, LiveState, lines_of
+from proxy.dashboard.machine_models import MachineModelsEndpoint
 from proxy.dashboard.state import INTERVAL_S
 from proxy.endpoints.feature import Core, Feature
 from proxy.endpoints.requests import Requests
@@ -141,6 +143,7 @@ class Dashboard(Feature):
         routes.add(access.SESSION, get=self.show_session, post=self.begin_session)
         routes.add(access.END_SESSION, post=self.end_session)
         LiveEndpoint(self._live, self._host, self._core, self._is_admin).add_routes(routes)
+        MachineModelsEndpoint(self._host.machine_models, self._core).add_routes(routes)
         for verb in get_args(Verb):
             routes.add(f"/corral/v1/models/{{id}}/{verb}", post=self._command(verb))
         routes.add("/corral/v1/logs", get=self.logs)

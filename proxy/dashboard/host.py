@@ -57,6 +57,42 @@ class HostMemory:
     others: int  # other programs
 
 
+@dataclass(frozen=True, slots=True)
+class StartOptions:
+    """Settings that a model is planned or started with; None leaves the model's own."""
+
+    profile: str | None = None
+    ctx_size: int | None = None  # tokens of all slots together
+    slots: int | None = None
+
+
+class MachineModels(Protocol):
+    """The models on this machine: those of the settings, and others in the stores of programs.
+
+    A model's id is looked up among them, and never becomes a path.
+    """
+
+    async def list_models(self) -> Mapping[str, object]:
+        """Return `models`, `profiles`, and `notes` on places that cannot be searched.
+
+        Of each model: `id`, `name`, `store` (None for a model of the settings), `size_bytes`,
+        `quantisation`, `kind`, `profile`, and whether it `fits` with a clause in `fit`; `fits` is
+        None if it cannot be planned.
+        """
+
+    async def plan(self, model: str, options: StartOptions, /) -> Mapping[str, object]:
+        """Return a model's `command`, its flags in `lines`, `omitted`, `warnings`, `fits`, `fit`.
+
+        Raises UnknownModel; BadRequest: there is no such profile; Conflict: it cannot be planned.
+        """
+
+    async def start(self, model: str, options: StartOptions, /) -> None:
+        """Begin to start a model; a running one restarts with the options.
+
+        They hold until the daemon ends. Raises as `plan`; Unavailable: the daemon is stopping.
+        """
+
+
 class HostEvent(Protocol):
     """An event of the daemon; no field contains a prompt or a secret."""
 
@@ -80,6 +116,9 @@ class DashboardHost(Protocol):
 
     @property
     def version(self) -> str: ...
+
+    @property
+    def machine_models(self) -> MachineModels: ...
 
     def models(self) -> Mapping[str, HostModel]: ...
 

@@ -17,6 +17,7 @@ from proxy.errors import NotFound, Unavailable, UnknownModel
 from proxy.nodes.nodes import Nodes, NodeStats
 from proxy.request.models import ModelInfo
 from supervisor import __version__
+from supervisor.backend.machine_models import MachineModelsAdapter
 from supervisor.backend.proxy_settings import Certificate
 from supervisor.clients.programs import KEY_VARIABLE, Facts, Places, ServedModel, self_signed
 from supervisor.engine.log_file import follow, tail
@@ -122,6 +123,7 @@ _MEMORY_AGE_MAX_S: Final = 2.0
 
 @define(eq=False, slots=False)
 class DashboardHostAdapter:
+    machine_models: MachineModelsAdapter
     _fleet: Fleet
     _admission: AdmissionController
     _nodes: Nodes

@@ -156,7 +156,7 @@ class OllamaHostAdapter:
                             file, size_bytes = line["file"], line["all_bytes"]
                             yield Progress("pulling", file, size_bytes, line["done_bytes"])
             except CorralError as error:
-                raise _proxy_error(error) from error
+                raise proxy_error(error) from error
             yield Progress("verifying sha256 digest")
             await self._apply()
         finally:
@@ -182,7 +182,7 @@ class OllamaHostAdapter:
         try:
             await command_envelope(["model", "remove", "--yes", model])
         except CorralError as error:
-            raise _proxy_error(error) from error
+            raise proxy_error(error) from error
         await self._apply()
 
     def _check_served(self, purpose: str) -> None:
@@ -212,10 +212,12 @@ def _reference(name: str) -> HubReference:
     )
 
 
-def _proxy_error(error: CorralError) -> ProxyError:
+def proxy_error(error: CorralError) -> ProxyError:
     text = f"{error.message}; {error.hint}" if error.hint else error.message
     if isinstance(error, DiskFull):
         return StorageFull(text)
+    if isinstance(error, DaemonBusy):
+        return Unavailable(text)
     return NotFound(text) if isinstance(error, NoSuchModel) else Conflict(text)
 
 

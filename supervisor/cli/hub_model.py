@@ -24,8 +24,8 @@ from supervisor.models.reference import HubReference, UrlReference
 from supervisor.models.repository import RemoteFile, Repository
 from supervisor.models.transfer import Transfer, fetch
 from supervisor.output import CommandResult, TransferMeter, size
-from supervisor.plan.fit import MemoryCapacity, capacity, misfit_reason
-from supervisor.plan.plan import Plan, make_plan
+from supervisor.plan.fit import capacity, misfit_reason, need_text
+from supervisor.plan.plan import make_plan
 from supervisor.plan.resolve import ModelEntry
 from supervisor.settings.load import load
 from supervisor.system import files, machine
@@ -64,16 +64,9 @@ class MachineFit:
         plan = make_plan(
             entry, profile, self._engine, model, here, instances=1, projector_bytes=projector_bytes
         )
-        return _text(plan, self.room), misfit_reason(plan.estimate, self.room)
-
-
-def _text(plan: Plan, room: MemoryCapacity) -> str:
-    """Return a clause: `needs 5.1 GiB of 15.2 GiB main memory with 8,192 tokens of context`."""
-    parts = [f"{size(plan.estimate.host.at_start)} of {size(room.host)} main memory"]
-    for name, take in plan.estimate.devices.items():
-        parts.append(f"{size(take.at_start)} of {size(room.devices.get(name, 0))} on {name}")
-    context = f" with {plan.ctx_size:,} tokens of context" if plan.ctx_size else ""
-    return f"needs {' and '.join(parts)}{context}"
+        return need_text(plan.estimate, self.room, plan.ctx_size), misfit_reason(
+            plan.estimate, self.room
+        )
 
 
 _COMPANIONS: tuple[FileKind, ...] = ("projector", "draft")

@@ -20,7 +20,7 @@ from supervisor.builds.discover import Engine
 from supervisor.builds.help import Flags
 from supervisor.cli.config import schema
 from supervisor.cli.key import add_known
-from supervisor.cli.targets import StoredModels, choose, table_of
+from supervisor.cli.targets import choose
 from supervisor.errors import CorralError, SettingsInvalid
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.output import CommandResult, size
@@ -31,6 +31,7 @@ from supervisor.settings.import_flags import Converted, read_text
 from supervisor.settings.import_source import SourceKind, convert, kind_of, render
 from supervisor.settings.load import FILE_NAME, find_file, load, merge
 from supervisor.settings.schema import Settings
+from supervisor.settings.stored_models import StoredModels, table_of
 from supervisor.system import machine
 from supervisor.system.files import expand_home
 from supervisor.system.machine import Machine

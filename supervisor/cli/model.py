@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 
 from supervisor import errors
-from supervisor.cli.targets import StoredModels
 from supervisor.daemon.control_client import Client
 from supervisor.models import catalogue, metadata, pinned, reference
 from supervisor.models import repository as repository_module
@@ -34,6 +33,7 @@ from supervisor.output import (
     to_json,
 )
 from supervisor.settings.load import load
+from supervisor.settings.stored_models import StoredModels
 from supervisor.system.files import expand_home
 from supervisor.system.paths import Directories, directories
 

@@ -25,6 +25,7 @@ from supervisor.autoscale.slots import SlotDecider
 from supervisor.autoscale.threads import ThreadDecider
 from supervisor.backend import proxy_settings
 from supervisor.backend.dashboard import DashboardHostAdapter
+from supervisor.backend.machine_models import MachineModelsAdapter
 from supervisor.backend.models import LocalModels
 from supervisor.backend.ollama import OllamaHostAdapter
 from supervisor.backend.slot_storage import ConversationForgetter, PromptWarmerAdapter
@@ -215,6 +216,7 @@ class DaemonParts:
             control=models,
             ollama=OllamaHostAdapter(fleet, admission, models.changes, reload),
             dashboard=DashboardHostAdapter(
+                MachineModelsAdapter(self.reload, self._planner, admission, self.directories),
                 fleet,
                 admission,
                 self.nodes,

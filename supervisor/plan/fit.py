@@ -62,6 +62,15 @@ def misfit_reason(found: Estimate, has: MemoryCapacity) -> str | None:
     )
 
 
+def need_text(found: Estimate, has: MemoryCapacity, ctx_tokens: int) -> str:
+    """Return a clause: `needs 5.1 GiB of 15.2 GiB main memory with 8,192 tokens of context`."""
+    parts = [f"{size(found.host.at_start)} of {size(has.host)} main memory"]
+    for name, take in found.devices.items():
+        parts.append(f"{size(take.at_start)} of {size(has.devices.get(name, 0))} on {name}")
+    context = f" with {ctx_tokens:,} tokens of context" if ctx_tokens else ""
+    return f"needs {' and '.join(parts)}{context}"
+
+
 def first_lack(*needs: tuple[str, MemoryBreakdown, int | None], what: str = "") -> str | None:
     """Return the first memory that is smaller than what is needed of it, as a clause, or None.
 

@@ -96,7 +96,7 @@ def test_keys_show_views_and_filters(dashboard: Dashboard) -> None:
     page.get_by_role("heading", name="Overview").wait_for()
     page.keyboard.press("Tab")
     expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
-    page.keyboard.press("7")
+    page.keyboard.press("8")
     expect(page.get_by_role("heading", name="Events")).to_be_visible()
     page.keyboard.press("/")
     page.keyboard.type("daemon.started 5")

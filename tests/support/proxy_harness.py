@@ -28,7 +28,14 @@ from support.upstream import Fake, Script, say_ok
 from proxy.app import App, Backend
 from proxy.cache.prompt_rules import PromptRules
 from proxy.cache.shared_prefixes import SharedPrefix
-from proxy.dashboard.host import HostEvent, HostInstance, HostMemory, HostModel, Verb
+from proxy.dashboard.host import (
+    HostEvent,
+    HostInstance,
+    HostMemory,
+    HostModel,
+    StartOptions,
+    Verb,
+)
 from proxy.endpoints.prometheus import Metrics
 from proxy.errors import NotFound, ProxyError
 from proxy.nodes.nodes import NodeStats
@@ -203,6 +210,23 @@ class FakeOllamaHost:
         self.deleted.append(model)
 
 
+class FakeMachineModels:
+    """Remembers what was planned and started (`MachineModels`)."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str, StartOptions]] = []
+
+    async def list_models(self) -> Mapping[str, object]:
+        return {"models": [], "profiles": [], "notes": []}
+
+    async def plan(self, model: str, options: StartOptions, /) -> Mapping[str, object]:
+        self.calls.append(("plan", model, options))
+        return {}
+
+    async def start(self, model: str, options: StartOptions, /) -> None:
+        self.calls.append(("start", model, options))
+
+
 class FakeDashboardHost:
     """A daemon with one instance, a log and an event stream that a test fills (`DashboardHost`)."""
 
@@ -210,6 +234,7 @@ class FakeDashboardHost:
     version = "1.2.3"
 
     def __init__(self) -> None:
+        self.machine_models = FakeMachineModels()
         self.known = {"chat": HostModel("default")}
         self.processes = [HostInstance("chat.1", "chat", "ready", since_s=0.0, pid=42)]
         self.commands: list[tuple[str, str]] = []

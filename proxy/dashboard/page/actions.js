@@ -3,6 +3,7 @@
 import { post } from "./api.js";
 
 export const MODEL_ACTIONS = {
+  start: { label: "Start", done: (name) => `${name} is being started` },
   load: { label: "Load", done: (name) => `${name} is being loaded` },
   unload: { label: "Unload", done: (name) => `${name} is being unloaded` },
   restart: { label: "Restart", done: (name) => `${name} is being restarted` },

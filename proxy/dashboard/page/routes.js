@@ -5,6 +5,7 @@ import { ChatView } from "./views/chat.js";
 import { Clients } from "./views/clients.js";
 import { Events } from "./views/events.js";
 import { Logs } from "./views/logs.js";
+import { ModelsView } from "./views/models.js";
 import { Overview } from "./views/overview.js";
 import { Requests } from "./views/requests.js";
 import { Usage } from "./views/usage.js";
@@ -12,6 +13,7 @@ import { Usage } from "./views/usage.js";
 export const VIEWS = [
   { name: "overview", title: "Overview", view: Overview },
   { name: "chat", title: "Chat", view: ChatView },
+  { name: "models", title: "Models", view: ModelsView },
   { name: "requests", title: "Requests", view: Requests },
   { name: "usage", title: "Usage", view: Usage },
   { name: "caches", title: "Caches", view: Caches },

@@ -50,7 +50,7 @@ export class Models extends Component {
     return html`<section class="card models" aria-labelledby="models-title">
       <h2 id="models-title">Models</h2>
       ${rows.map((row) => this.model(row))}
-      ${rows.length === 0 && html`<p class="empty">No model is configured. <code>corral model get smollm2</code> fetches one.</p>`}
+      ${rows.length === 0 && html`<p class="empty">No model is configured. <a href="#models">Models</a> shows those on this machine; <code>corral model get smollm2</code> fetches one.</p>`}
       ${warms && html`<${WarmDialog} model=${warms} onClose=${() => this.setState({ warms: null })}
         onWarm=${(prompt) => actions.warm(warms, prompt)} />`}
     </section>`;

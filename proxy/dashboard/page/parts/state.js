@@ -36,3 +36,9 @@ export function State({ name }) {
   const [shape, tone] = LOOKS[name] ?? ["ring", "quiet"];
   return html`<span class="state ${tone}"><${Shape} name=${shape} />${name}</span>`;
 }
+
+// Whether a model fits this machine, and why; unknown of one that cannot be planned.
+export function Fit({ fits, reason }) {
+  const [shape, tone, word] = fits ? ["full", "good", "fits"] : ["cross", "bad", fits == null ? "cannot be served" : "does not fit"];
+  return html`<span class="state ${tone}"><${Shape} name=${shape} />${word}</span> <span class="quiet reason">${reason}</span>`;
+}

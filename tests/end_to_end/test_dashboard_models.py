@@ -1,0 +1,157 @@
+"""The dashboard's view of the models on this machine, in Chromium, against the real engine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect
+from support import tiny_gguf
+from support.corral_cli import PATIENCE_S, CorralCli
+from support.dashboard_page import Dashboard, chromium
+from support.fork_server import ForkServer
+
+from supervisor.daemon.control_messages import ModelStatus
+
+_SETTINGS = """
+[models.tiny]
+path = "{tiny}"
+flags = {{ ctx-size = 512, parallel = 1, threads = 1 }}
+"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    expect.set_options(timeout=1000 * PATIENCE_S)
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def daemon(
+    browser: Browser,
+    tmp_path_factory: pytest.TempPathFactory,
+    fork_server: ForkServer,
+    tiny_model: Path,
+) -> Iterator[CorralCli]:
+    corral = CorralCli(tmp_path_factory.mktemp("c"), fork_server)
+    # No models of the user who runs the tests.
+    names = ("HF_HUB_CACHE", "LLAMA_CACHE", "OLLAMA_MODELS")
+    corral.env |= {"HOME": str(corral.root), **{name: str(corral.root / name) for name in names}}
+    models = corral.root / "data/models"
+    models.mkdir(parents=True, mode=0o700)
+    stored = tiny_gguf.make(models / "stored.gguf")
+    (models / "cut.gguf").write_bytes(stored.read_bytes()[:-1000])
+    corral.configure(_SETTINGS.format(tiny=tiny_model))
+    corral.ok("start")
+    yield corral
+    corral.end()
+
+
+@pytest.fixture(scope="module")
+def dashboard(browser: Browser, daemon: CorralCli) -> Iterator[Dashboard]:
+    dashboard = Dashboard(browser.new_context(), daemon.url)
+    dashboard.sign_in(daemon.data("ui", "--no-browser")["url"])
+    yield dashboard
+    assert dashboard.foreign == []
+    assert dashboard.complaints == []
+
+
+_TABLE = "On this machine"
+
+
+def _model(daemon: CorralCli, name: str) -> ModelStatus:
+    return next(model for model in daemon.status().models if model.name == name)
+
+
+def test_each_model_shows_where_it_is_and_whether_it_fits(dashboard: Dashboard) -> None:
+    dashboard.show("models")
+    expect(dashboard.row(_TABLE, "tiny")).to_contain_text("loaded")
+    expect(dashboard.row(_TABLE, "tiny")).to_contain_text(re.compile(r"fits needs .* of .* main"))
+    expect(dashboard.row(_TABLE, "stored")).to_contain_text("llama-corral")
+    expect(dashboard.row(_TABLE, "cut")).to_contain_text(re.compile("cannot be served .*truncated"))
+    dashboard.page.get_by_label("Filter").fill("STORED")
+    expect(dashboard.row(_TABLE, "tiny")).to_have_count(0)
+    dashboard.page.get_by_label("Filter").fill("")
+
+
+def test_a_model_that_cannot_be_served_is_not_started(dashboard: Dashboard) -> None:
+    dashboard.show("models/cut")
+    drawer = dashboard.page.get_by_role("complementary", name="cut")
+    expect(drawer).to_contain_text("truncated")
+    expect(drawer.get_by_role("button", name="Start")).to_have_count(0)
+
+
+def test_a_stored_model_is_planned_and_started_with_options(
+    dashboard: Dashboard, daemon: CorralCli
+) -> None:
+    page = dashboard.page
+    dashboard.show("models")
+    dashboard.row(_TABLE, "stored").get_by_role("link").click()
+    drawer = page.get_by_role("complementary", name="stored")
+    command = drawer.get_by_role("region", name="Command")
+    expect(command).to_contain_text("stored.gguf")
+    assert dashboard.violations() == []
+    drawer.get_by_label("Context").fill("1024")
+    drawer.get_by_label("Slots").fill("2")
+    drawer.get_by_label("Profile").select_option("low-latency")
+    expect(drawer).to_contain_text("2 slots, 1,024 tokens of context in all")
+    expect(command).to_contain_text("--ctx-size 1024")
+    expect(drawer.get_by_role("region", name="Flags")).to_contain_text("model stored")
+    drawer.get_by_role("button", name="Start").click()
+    expect(dashboard.row(_TABLE, "stored")).to_contain_text("loaded")
+    expect(dashboard.row(_TABLE, "stored")).to_contain_text("corral.toml")
+    model = _model(daemon, "stored")
+    assert (model.slots, model.ctx_size, model.profile) == (2, 1024, "low-latency")
+
+
+def test_a_running_model_restarts_with_other_options(
+    dashboard: Dashboard, daemon: CorralCli
+) -> None:
+    (before,) = _model(daemon, "tiny").instances
+    dashboard.show("models/tiny")
+    drawer = dashboard.page.get_by_role("complementary", name="tiny")
+    restart = drawer.get_by_role("button", name="Restart with these")
+    expect(restart).to_be_disabled()
+    drawer.get_by_label("Context").fill("768")
+    expect(drawer).to_contain_text("768 tokens")
+    restart.click()
+    expect(dashboard.page.locator(".notice")).to_contain_text("tiny is being started")
+    model = _model(daemon, "tiny")
+    assert (model.slots, model.ctx_size) == (1, 768)
+    assert before.pid not in {found.pid for found in model.instances if not found.retiring}
+
+
+_REFUSED = """async ([path, body]) => {
+  const { post } = await import("/corral/page/api.js");
+  return post(path, body).then(() => 200, error => error.status);
+}"""
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("%2Fetc%2Fpasswd/start", {}, 404),
+        ("..%2F..%2Fstored.gguf/plan", {}, 404),
+        ("tiny/start", {"profile": "../secret"}, 400),
+        ("tiny/plan", {"profile": "none"}, 400),
+        ("cut/start", {}, 409),
+        ("cut/plan", {}, 409),
+    ],
+)
+def test_names_from_outside_never_become_paths(
+    dashboard: Dashboard, path: str, body: dict[str, str], status: int
+) -> None:
+    found = dashboard.page.evaluate(_REFUSED, [f"/corral/v1/models/{path}", body])
+    assert found == status
+
+
+def test_options_that_never_fit_are_refused_with_the_reason(dashboard: Dashboard) -> None:
+    dashboard.show("models/tiny")
+    page, drawer = dashboard.page, dashboard.page.get_by_role("complementary", name="tiny")
+    drawer.get_by_label("Context").fill("2000000000")
+    expect(drawer).to_contain_text("does not fit")
+    drawer.get_by_role("button", name="Restart with these").click()
+    expect(page.locator(".notice")).to_contain_text("can never fit")
