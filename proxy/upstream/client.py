@@ -66,6 +66,18 @@ _HELD_MAX_BYTES: Final = 64 * 1024
 _NON_BLOCKING: Final = int(getattr(socket, "SOCK_NONBLOCK", 0))  # some systems lack it
 _STREAM: Final = socket.SOCK_STREAM | _NON_BLOCKING
 
+
+class _UnixSocket(socket.socket):
+    """A stream socket that looks up no enumerations when an event loop asks for its kind.
+
+    It must be a `socket.socket`: uvloop closes the descriptor of another class a second time, which
+    may by then be a file or a connection of another thread. Source: uvloop, handles/handle.pyx.
+    """
+
+    family = socket.AF_UNIX
+    type = socket.SOCK_STREAM
+
+
 # Consumes bytes of a body; False if it cannot now, and then it has done nothing. It gets them again
 # as a chunk with its framing, or nothing if they are not one chunk.
 OnChunk = Callable[[bytes, bytes], bool]
@@ -150,8 +162,7 @@ class UpstreamResponse(asyncio.Protocol):
 
         The engine begins with it while the loop takes over the connection. Raises OSError.
         """
-        # The class below `socket.socket`, which looks up enumerations for each connection.
-        connection = cast("socket.socket", socket.SocketType(socket.AF_UNIX, _STREAM))
+        connection = _UnixSocket(socket.AF_UNIX, _STREAM)
         try:
             if not _NON_BLOCKING:
                 connection.settimeout(0)

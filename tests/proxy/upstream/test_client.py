@@ -438,3 +438,21 @@ async def test_a_reader_that_takes_its_time_is_not_the_instances_silence(bench: 
                 await asyncio.Event().wait()
         read_on.set()
         assert await response.read() == b"two"
+
+
+async def test_a_descriptor_is_not_closed_a_second_time(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """uvloop detaches a `socket.socket`, and closes the descriptor of another class once more."""
+    loop, used = asyncio.get_running_loop(), []
+    connect = loop.create_unix_connection
+
+    async def note(protocol: Any, *, sock: socket.socket) -> Any:
+        used.append(sock)
+        return await connect(protocol, sock=sock)
+
+    monkeypatch.setattr(loop, "create_unix_connection", note)
+    await bench.play(saying(b"HTTP/1.1 200 OK\r\n\r\n"))
+    await bench.read()
+    assert all(isinstance(connection, socket.socket) for connection in used)
+    assert len(used) == 1
