@@ -1,7 +1,8 @@
 """Compare the first token of interactive requests with and without next turns computed ahead.
 
 Two daemons serve the same hybrid model, one with the default `ahead_share`, one with 0. Its
-template leaves out reasoning, so that prompts are computed again from their first token. In each
+template leaves out reasoning, so that a prompt is computed again from the engine's last checkpoint
+before the change, which is the first token unless the prompt is longer than a micro batch. In each
 round, both get the turn of a new conversation, and a short request of another client after a random
 time, in which the engine is idle or computes ahead. Both get the same texts and times. The mean
 first token must not be more than 1.02 times that without computing ahead; the worst ones wait for
