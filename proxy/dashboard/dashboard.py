@@ -4,10 +4,10 @@ The page's files hold no data, so they need no key. They are read once: the file
 and the libraries that it uses. The path of a request is only looked up in this table and never
 becomes a file's path.
 
-The page sends commands on models, and reads logs and settings of client programs; its view of the
-models on this machine is in `machine_models`. Signing in
-exchanges a one-time token, or an admin's API key, for a session: its id is in a cookie, its page
-token in the answer.
+The page sends commands on models, forgets conversations, and reads logs and settings of client
+programs; its view of the models on this machine is in `machine_models`. Signing in exchanges a
+one-time token, or an admin's API key, for a session: its id is in a cookie, its page token in the
+answer.
 
 Source: W3C Content Security Policy Level 3; WHATWG Fetch, section 3.7 on
 `Cross-Origin-Resource-Policy`.
@@ -103,6 +103,7 @@ _HEADERS: Final[Mapping[str, str]] = {
 }
 _MAX_BYTES: Final = 4096  # of a body that signs in
 _LINES: Final = 500  # of a log
+_FILES_MAX: Final = 200
 
 
 # What a client that knows only the address needs to find; the documentation has all.
@@ -146,6 +147,8 @@ class Dashboard(Feature):
         MachineModelsEndpoint(self._host.machine_models, self._core).add_routes(routes)
         for verb in get_args(Verb):
             routes.add(f"/corral/v1/models/{{id}}/{verb}", post=self._command(verb))
+        routes.add("/corral/v1/caches", get=self.caches)
+        routes.add("/corral/v1/caches/{id}/forget", post=self.forget)
         routes.add("/corral/v1/logs", get=self.logs)
         routes.add("/corral/v1/logs/{id}", get=self.log)
         routes.add("/corral/v1/clients", get=self.clients)
@@ -195,7 +198,7 @@ class Dashboard(Feature):
     def _libraries(self) -> Mapping[str, StaticFile]:
         return library_files(self._host.vendor)
 
-    # Commands, logs and settings of clients.
+    # Commands, caches, logs and settings of clients.
 
     def _command(self, verb: Verb) -> Handler:
         async def begin(request: web.BaseRequest) -> web.Response:
@@ -212,6 +215,19 @@ class Dashboard(Feature):
             return json_response({"model": model, "verb": verb})
 
         return begin
+
+    async def caches(self, request: web.BaseRequest) -> web.Response:
+        """Answer with the files of conversations on disk: their sums, and the latest used."""
+        access.check_admin(request)
+        files = self._host.slot_files()
+        size_bytes = sum(file.size_bytes for file in files)
+        latest = files[:_FILES_MAX]
+        return json_response({"count": len(files), "size_bytes": size_bytes, "files": latest})
+
+    async def forget(self, request: web.BaseRequest) -> web.Response:
+        """Delete the caches of the conversation of a file; raises NotFound."""
+        access.check_admin(request)
+        return json_response(await self._host.forget(request[PATH_ID]))
 
     async def logs(self, request: web.BaseRequest) -> web.Response:
         access.check_admin(request)

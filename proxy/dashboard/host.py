@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from proxy.nodes.nodes import NodeStats
+from proxy.observe.past import ForgottenConversation
 
 Verb = Literal["load", "unload", "restart"]
 
@@ -93,6 +94,20 @@ class MachineModels(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class HostSlotFile:
+    """A conversation on disk, or a beginning that conversations share (`is_prefix`)."""
+
+    name: str
+    model: str
+    is_prefix: bool
+    is_encrypted: bool
+    tokens: int
+    size_bytes: int
+    saved_at: datetime
+    used_at: datetime
+
+
 class HostEvent(Protocol):
     """An event of the daemon; no field contains a prompt or a secret."""
 
@@ -137,6 +152,12 @@ class DashboardHost(Protocol):
 
         Raises UnknownModel: the model is not configured; Unavailable: the daemon is stopping.
         """
+
+    def slot_files(self) -> Sequence[HostSlotFile]:
+        """Return the files of conversations on disk, the latest used first."""
+
+    async def forget(self, file: str, /) -> ForgottenConversation:
+        """Delete the caches of a file's conversation; raises NotFound."""
 
     def log_sources(self) -> Sequence[str]:
         """Return the names of the existing logs."""

@@ -15,14 +15,16 @@ from attrs import define, field
 from proxy.dashboard import host
 from proxy.errors import NotFound, Unavailable, UnknownModel
 from proxy.nodes.nodes import Nodes, NodeStats
+from proxy.observe.past import ForgottenConversation
 from proxy.request.models import ModelInfo
 from supervisor import __version__
 from supervisor.backend.machine_models import MachineModelsAdapter
 from supervisor.backend.proxy_settings import Certificate
+from supervisor.backend.slot_storage import ConversationForgetter
 from supervisor.clients.programs import KEY_VARIABLE, Facts, Places, ServedModel, self_signed
 from supervisor.engine.log_file import follow, tail
 from supervisor.engine.states import InstanceSnapshot, State
-from supervisor.errors import CorralError, DaemonBusy, NoSuchModel
+from supervisor.errors import CorralError, DaemonBusy, NoSuchConversation, NoSuchModel
 from supervisor.events import EventStream
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.model import Replica
@@ -31,6 +33,7 @@ from supervisor.fleet.stats import memory_bytes
 from supervisor.loading.controller import AdmissionController
 from supervisor.loading.memory_usage import MemoryUsage
 from supervisor.models.model_meta import makes_vectors
+from supervisor.slot_store.file_index import is_prefix
 from supervisor.system.paths import Directories, shipped_directory
 
 _FAILING: Final = frozenset({State.BACKOFF, State.FAILED, State.UNHEALTHY, State.STARTING})
@@ -131,6 +134,7 @@ class DashboardHostAdapter:
     _directories: Directories
     _certificate: Certificate
     _memory_usage: MemoryUsage
+    _conversations: ConversationForgetter
     _memory: Mapping[str, host.HostMemory] = field(factory=dict, init=False)
     _memory_bytes: dict[int, int | None] = field(factory=dict, init=False)  # by process
     _memory_read_at_s: float = field(default=float("-inf"), init=False)
@@ -180,6 +184,30 @@ class DashboardHostAdapter:
             raise UnknownModel(model, list(self._fleet.models)) from error
         except DaemonBusy as error:
             raise Unavailable(f"{error.message}; {error.hint}") from error
+
+    def slot_files(self) -> list[host.HostSlotFile]:
+        files = self._fleet.slot_files.catalogue.files()
+        latest_first = sorted(files, key=lambda entry: entry.manifest.used_at, reverse=True)
+        return [
+            host.HostSlotFile(
+                name=entry.manifest.name,
+                model=entry.manifest.model,
+                is_prefix=is_prefix(entry.file),
+                is_encrypted=bool(entry.manifest.key_id),
+                tokens=entry.manifest.tokens,
+                size_bytes=entry.manifest.size_bytes,
+                saved_at=entry.manifest.saved_at,
+                used_at=entry.manifest.used_at,
+            )
+            for entry in latest_first
+        ]
+
+    async def forget(self, file: str) -> ForgottenConversation:
+        try:
+            gone, slots, is_in_use = await self._conversations.forget_file(file)
+        except NoSuchConversation as error:
+            raise NotFound(error.message) from error
+        return ForgottenConversation(len(gone), slots, is_in_use)
 
     def log_sources(self) -> list[str]:
         return list(log_files(self._directories, self._names()))

@@ -224,6 +224,7 @@ class DaemonParts:
                 self.directories,
                 self.certificate,
                 self._memory_usage,
+                self.conversations,
             ),
             history=records,
             load_forecaster=models,

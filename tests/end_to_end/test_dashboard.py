@@ -22,7 +22,7 @@ _WIDE: ViewportSize = {"width": 1440, "height": 900}
 _SETTINGS = """
 [models.tiny]
 path = "{tiny}"
-flags = {{ ctx-size = 512, parallel = 2, threads = 1 }}
+flags = {{ ctx-size = 2048, parallel = 2, threads = 1 }}
 [models.slow]
 path = "{slow}"
 preload = false
@@ -203,6 +203,34 @@ def test_usage_is_a_chart_by_day_and_key_and_internal_work_is_one_row_that_opens
     page.get_by_role("button", name="All months").click()
     expect(page.get_by_role("combobox", name="By")).to_have_value("key,model")
     expect(page.get_by_role("region", name="Requests by month and key")).to_be_visible()
+
+
+def test_a_saved_conversation_is_shown_and_forgotten(
+    dashboard: Dashboard, daemon: CorralCli
+) -> None:
+    page = dashboard.page
+    said = [{"role": "user", "content": "the river and the garden and the window " * 20}]
+    body = {"model": "tiny", "messages": said, "max_tokens": 4}
+    request = urllib.request.Request(f"{daemon.url}/v1/chat/completions", json.dumps(body).encode())
+    with urllib.request.urlopen(request) as response:
+        response.read()
+    daemon.ok("slots", "save")
+    saved = daemon.data("slots", "list")
+    assert saved
+    name = saved[0]["name"]
+    dashboard.show("caches")
+    row = dashboard.row("On disk", name[:8])
+    expect(row).to_contain_text(re.compile(r"tiny.*conversation.* [KM]iB"))
+    row.get_by_role("button", name=f"Forget {name[:8]}").click()
+    dialog = page.get_by_role("dialog", name=f"Forget {name[:8]}")
+    assert dashboard.violations() == []
+    dialog.get_by_role("button", name="Close").click()
+    expect(dialog).to_have_count(0)
+    row.get_by_role("button").click()
+    dialog.get_by_role("button", name="Forget").click()
+    expect(page.get_by_role("status")).to_contain_text("Deleted: 1 file")
+    expect(row).to_have_count(0)
+    assert name not in {slot["name"] for slot in daemon.data("slots", "list")}
 
 
 def keys_used(daemon: CorralCli) -> set[str]:

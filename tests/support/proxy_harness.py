@@ -33,6 +33,7 @@ from proxy.dashboard.host import (
     HostInstance,
     HostMemory,
     HostModel,
+    HostSlotFile,
     StartOptions,
     Verb,
 )
@@ -258,6 +259,12 @@ class FakeDashboardHost:
 
     def command(self, verb: Verb, model: str, /) -> None:
         self.commands.append((verb, model))
+
+    def slot_files(self) -> Sequence[HostSlotFile]:
+        return ()
+
+    async def forget(self, file: str, /) -> ForgottenConversation:
+        raise NotFound(f"no saved conversation begins with {file!r}")
 
     def log_sources(self) -> Sequence[str]:
         return ["daemon"]

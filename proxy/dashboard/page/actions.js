@@ -33,6 +33,12 @@ export class Actions {
     await this.run(`cancel ${id}`, () => post(path), `Request ${id} was cancelled`);
   }
 
+  async forget({ name }) {
+    const path = `/corral/v1/caches/${encodeURIComponent(name)}/forget`;
+    await this.run(`forget ${name}`, () => post(path), ({ files, in_use }) =>
+      `Deleted: ${files === 1 ? "1 file" : `${files} files`}${in_use ? ". A request in flight still belongs to the conversation: forget it again afterwards" : ""}`);
+  }
+
   dismiss() {
     this._show(null);
   }
@@ -41,8 +47,8 @@ export class Actions {
     this.busy.add(key);
     this._show(null);
     try {
-      await call();
-      this._show({ kind: "done", message: done });
+      const answer = await call();
+      this._show({ kind: "done", message: done instanceof Function ? done(answer) : done });
     } catch (error) {
       this._show({ kind: "error", message: error.message, hint: error.hint });
     } finally {

@@ -16,6 +16,9 @@ KEYS = (
 )
 
 
+FORGET = "/corral/v1/caches/none/forget"
+
+
 async def post(proxy: ProxyHarness, path: str, **headers: str) -> int:
     async with proxy.http.post(path, json={}, headers=headers) as response:
         return response.status
@@ -75,12 +78,13 @@ async def test_a_cookie_without_the_page_token_is_refused(proxy: ProxyHarness) -
     await signed_in(proxy)
     page_token = proxy.http.headers.pop(PAGE_TOKEN)
     for given in ({}, {PAGE_TOKEN: "guess"}):
-        for path in (URL, "/corral/v1/logs", "/corral/v1/live", "/corral/v1/requests"):
+        for path in (URL, "/corral/v1/logs", "/corral/v1/live", "/corral/v1/caches"):
             async with proxy.http.get(path, headers=given) as response:
                 assert response.status == 401, path
                 assert (await response.json())["error"]["code"] == "session_required"
         assert await post(proxy, f"{URL}/end", **origin(proxy), **given) == 401
         assert await post(proxy, "/corral/v1/models/chat/load", **origin(proxy), **given) == 401
+        assert await post(proxy, FORGET, **origin(proxy), **given) == 401
     async with proxy.http.get("/corral/v1/logs", headers={PAGE_TOKEN: page_token}) as response:
         assert response.status == 200
     async with proxy.http.get("/corral/") as response:
@@ -100,9 +104,12 @@ async def test_only_the_page_itself_uses_a_session(proxy: ProxyHarness) -> None:
         {**origin(proxy), "Sec-Fetch-Site": "cross-site"},
         {**origin(proxy), "Host": "evil.example"},
     ):
-        assert await post(proxy, cancel, **headers) == 403, headers
-    async with proxy.http.post(cancel, data="{}", headers=origin(proxy)) as response:
-        assert response.status == 415
+        for path in (cancel, FORGET):
+            assert await post(proxy, path, **headers) == 403, headers
+    for path in (cancel, FORGET):
+        async with proxy.http.post(path, data="{}", headers=origin(proxy)) as response:
+            assert response.status == 415
+    assert await post(proxy, FORGET, **origin(proxy)) == 404
     async with proxy.http.get(URL, headers={"Sec-Fetch-Site": "same-site"}) as response:
         assert response.status == 403
     assert await post(proxy, URL, Origin="http://127.0.0.1:1") == 403
@@ -160,8 +167,10 @@ async def test_with_keys_an_admin_signs_in_and_others_are_refused(
         assert response.status == 401
     for key, status in (("corral-laptop-12", 403), ("corral-admin-123", 200)):
         headers = {"Authorization": f"Bearer {key}"}
-        async with proxy.http.get("/corral/v1/logs", headers=headers) as response:
-            assert response.status == status
+        for path in ("/corral/v1/logs", "/corral/v1/caches"):
+            async with proxy.http.get(path, headers=headers) as response:
+                assert response.status == status
+    assert await post(proxy, FORGET, Authorization="Bearer corral-laptop-12") == 403
     status, body = await sign_in(proxy, api_key="corral-admin-123")
     assert (status, body["client"], body["has_keys"]) == (200, "root", True)
     keep(proxy, body)

@@ -1,8 +1,12 @@
-// Where the tokens of prompts came from: a slot, the host cache, a file, or computing.
+// Where the tokens of prompts came from: a slot, the host cache, a file, or computing; and the files.
 
-import { duration, percent, share, whole } from "../format.js";
-import { html } from "../html.js";
+import { get } from "../api.js";
+import { bytes, duration, percent, share, whole } from "../format.js";
+import { Component, html } from "../html.js";
+import { Dialog } from "../parts/dialog.js";
+import { Loaded } from "../parts/loaded.js";
 import { byName } from "../parts/order.js";
+import { Table } from "../parts/table.js";
 
 const TIERS = [
   ["slot", "Slots"],
@@ -10,17 +14,75 @@ const TIERS = [
   ["disk", "Disk"],
   ["computed", "Computed"],
 ];
+const RELOAD_MS = 5000;
 
-export function Caches({ live }) {
-  const models = byName(live.caches).filter((model) => tokensOf(model) > 0);
-  return html`
-    <h1>Caches</h1>
-    <p class="lead">Prompt tokens of complete responses since the start, by the place where the engine found them. If many
-      are computed again, <a href="#requests">a request's explanation</a> tells why.</p>
-    ${models.length === 0 && html`<p class="empty">No request has finished yet.</p>`}
-    ${models.length > 0 && html`<section class="card memory" aria-label="Prompt tokens">
-      ${models.map((model) => html`<${Model} key=${model.name} model=${model} />`)}
-    </section>`}`;
+export class Caches extends Component {
+  state = { forgets: null, forgotten: 0 };
+
+  async forget(file) {
+    await this.props.actions.forget(file);
+    this.setState(({ forgotten }) => ({ forgotten: forgotten + 1 }));
+  }
+
+  render({ live }, { forgets, forgotten }) {
+    const models = byName(live.caches).filter((model) => tokensOf(model) > 0);
+    return html`
+      <h1>Caches</h1>
+      <p class="lead">Prompt tokens of complete responses since the start, by the place where the engine found them. If many
+        are computed again, <a href="#requests">a request's explanation</a> tells why.</p>
+      ${models.length === 0 && html`<p class="empty">No request has finished yet.</p>`}
+      ${models.length > 0 && html`<section class="card memory" aria-label="Prompt tokens">
+        ${models.map((model) => html`<${Model} key=${model.name} model=${model} />`)}
+      </section>`}
+      <${Loaded} version=${`${forgotten} ${Math.floor(Date.now() / RELOAD_MS)}`} load=${() => get("/corral/v1/caches")}
+        show=${(found) => this.files(found)} />
+      ${forgets && html`<${ForgetDialog} file=${forgets} onClose=${() => this.setState({ forgets: null })}
+        onForget=${() => this.forget(forgets)} />`}`;
+  }
+
+  files({ count, size_bytes, files }) {
+    const { busy } = this.props.actions;
+    const acts = { title: "Actions", acts: true, cell: (row) => html`<button type="button" class="small"
+      aria-label=${`Forget ${shortName(row)}`} disabled=${busy.has(`forget ${row.name}`)}
+      onClick=${() => this.setState({ forgets: row })}>Forget</button>` };
+    return html`<${Table} caption="On disk" columns=${[...FILE_COLUMNS, acts]} rows=${files} rowKey=${(row) => row.name}
+        empty="No conversation is saved." />
+      ${count > 0 && html`<p class="quiet">${count > files.length && `The latest used ${files.length} of `}${count === 1 ? "1 file" : `${whole(count)} files`}, ${bytes(size_bytes)}</p>`}`;
+  }
+}
+
+const FILE_COLUMNS = [
+  { title: "Conversation", cell: (row) => html`<code title=${row.name}>${shortName(row)}</code>` },
+  { title: "Model", cell: (row) => row.model },
+  { title: "Content", cell: (row) => html`${row.is_prefix ? "shared beginning" : "conversation"}${row.is_encrypted && html` <span class="quiet">encrypted</span>`}` },
+  { title: "Tokens", figure: true, cell: (row) => whole(row.tokens) },
+  { title: "Size", figure: true, cell: (row) => bytes(row.size_bytes) },
+  { title: "Age", figure: true, cell: (row) => age(row.saved_at) },
+  { title: "Unused for", figure: true, cell: (row) => age(row.used_at) },
+];
+
+function ForgetDialog({ file, onForget, onClose }) {
+  const forget = () => {
+    onForget();
+    onClose();
+  };
+  return html`<${Dialog} title=${`Forget ${shortName(file)}`} onClose=${onClose}>
+    <div class="stack">
+      <p>${file.is_prefix
+        ? `Deletes this beginning of conversations with ${file.model}: their next prompts may be computed in full.`
+        : `Deletes all files of this conversation with ${file.model}, and empties its slots: its next turn is computed in full.`}</p>
+      <div><button type="button" class="primary" onClick=${forget}>Forget</button></div>
+    </div>
+  <//>`;
+}
+
+// The beginning of a name, as the commands take it.
+function shortName({ name }) {
+  return name.slice(0, 8);
+}
+
+function age(time) {
+  return duration(Math.max(0, (Date.now() - new Date(time)) / 1000));
 }
 
 function Model({ model }) {
