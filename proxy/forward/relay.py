@@ -38,6 +38,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -177,6 +178,8 @@ _ENDS: Final = {
     EndpointKind.MESSAGES: b"message_stop",
 }
 _END_BYTES: Final = 64
+# The chunks of an assembled response, nearly always a token each, that are read together.
+_TAKEN_MAX: Final = 32
 # An engine on trial may return these errors although others do not.
 _OWN_ERRORS: Final = frozenset({HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.SERVICE_UNAVAILABLE})
 
@@ -326,7 +329,6 @@ class ResponseRelay:
         if self._lease.place:
             self._let_yield(lambda: assembler.partial_text() if splitter.is_between else None)
         while chunk := await self._read():
-            self._progress.receive(chunk)
             total_bytes += len(chunk)
             if total_bytes > _ASSEMBLED_MAX_BYTES:
                 raise UpstreamFailed(f"the response of {self._name} is too long; request a stream")
@@ -456,11 +458,32 @@ class ResponseRelay:
         self._client_response.record.cache = self._lease.finding
 
     async def _read(self) -> bytes:
-        """Read while none of the response was sent, so that a failure can be retried."""
+        """Read while none of the response was sent, so that a failure can be retried.
+
+        After the first token, further ones are taken without waking the request for each, unless
+        the response may be stopped between any two.
+        """
+        response, progress = self._response, self._progress
+        if response.is_read:
+            return b""
+        taken: list[bytes] = []
+        is_taken = progress.decoded and self._request.slots == 1 and not self._lease.place
         try:
-            return await self._response.read()
+            chunk = await response.read(partial(self._take, taken) if is_taken else None)
         except UpstreamFailed as error:
             raise self._broken_off() from error
+        progress.receive(chunk)
+        if taken:
+            progress.decoded -= len(taken)  # `_add` counts their events
+            chunk = b"".join((*taken, chunk))
+        return chunk
+
+    def _take(self, taken: list[bytes], chunk: bytes, _framed: bytes) -> bool:
+        if len(taken) == _TAKEN_MAX:
+            return False
+        taken.append(chunk)
+        self._progress.count_chunk(chunk)
+        return True
 
     def _broken_off(self) -> UpstreamFailed:
         if self._client_response.is_committed:

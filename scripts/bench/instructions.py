@@ -1,7 +1,7 @@
 """Count the instructions that one request costs the proxy, with valgrind's callgrind.
 
 The fake engine and the client of `overhead`, one connection, some hundred requests after a warm-up.
-A token's count is that of a long stream, whose chunks arrive one by one, without its beginning.
+A token's count is that of a long response, whose chunks arrive one by one, without its beginning.
 Neither the collector of cyclic garbage nor the estimator runs, which work by the clock; so counts
 differ by less than 1 % between runs, also on a busy machine, where times say nothing. They are of
 the user space alone: what the kernel does for a request is not counted.
@@ -71,16 +71,24 @@ def _counts(checkout: Path, requests: int) -> dict[str, float]:
     """Return the instructions of one request of each kind, and of one token."""
     json = load.body(is_stream=False)
     short = load.body(is_stream=True, tokens=_STREAM_TOKENS)
-    begun, long = (
-        load.body(is_stream=True, tokens=tokens, pause_us=_PAUSE_US) for tokens in (2, _LONG_TOKENS)
-    )
-    begun_count = _count(checkout, _LONG_REQUESTS, begun)
-    of_tokens = _count(checkout, _LONG_REQUESTS, long) - begun_count
     return {
         "JSON response": _count(checkout, requests, json),
         "stream of 8 tokens": _count(checkout, requests, short),
-        "token of a long stream": of_tokens / (_LONG_TOKENS - 2),
+        "token of a long stream": _count_token(checkout, is_stream=True),
+        "token of a long JSON response": _count_token(checkout, is_stream=False),
     }
+
+
+def _count_token(checkout: Path, *, is_stream: bool) -> float:
+    begun, long = (
+        _count(
+            checkout,
+            _LONG_REQUESTS,
+            load.body(is_stream=is_stream, tokens=tokens, pause_us=_PAUSE_US),
+        )
+        for tokens in (2, _LONG_TOKENS)
+    )
+    return (long - begun) / (_LONG_TOKENS - 2)
 
 
 def _count(checkout: Path, requests: int, content: bytes) -> float:

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from support.upstream import Call, Script, say_ok
 from proxy.forward.response import ClientResponse
 from proxy.router.lease import Completion, Lease
 from proxy.router.router import Router
+from proxy.upstream.http1 import Splitter
 from proxy.upstream.upstream import Timings
 
 TIMINGS = {"cache_n": 3, "prompt_n": 4, "prompt_ms": 5, "predicted_n": 6, "predicted_ms": 7}
@@ -73,6 +76,36 @@ def errs(error: dict[str, Any], status: str) -> Script:
 
 
 # Assembled.
+
+
+async def test_tokens_of_a_whole_response_are_counted_as_they_come_and_read_together(
+    proxy: ProxyHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[bytes] = []
+    read = Splitter.objects
+
+    def note(splitter: Splitter, chunk: bytes) -> list[Mapping[str, Any]]:
+        reads.append(chunk)
+        return read(splitter, chunk)
+
+    def has_decoded(tokens: int) -> bool:
+        (instance,) = proxy.router.instances()
+        return [lease.decoded for lease in instance.leases] == [tokens]
+
+    async def speak(call: Call) -> None:
+        await call.begin_stream()
+        for count in range(1, 101):
+            await call.chunk(HI)
+            await until(partial(has_decoded, count))
+        await call.chunk(END + DONE)
+        await call.end()
+
+    monkeypatch.setattr(Splitter, "objects", note)
+    await proxy.fake(speak)
+    async with proxy.ask() as response:
+        body = await response.json()
+    assert body["choices"][0]["message"]["content"] == 100 * "hi"
+    assert len(reads) < 10
 
 
 async def test_a_whole_client_response_is_put_together_from_a_stream(proxy: ProxyHarness) -> None:
