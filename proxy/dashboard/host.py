@@ -108,6 +108,41 @@ class HostSlotFile:
     used_at: datetime
 
 
+@dataclass(frozen=True, slots=True)
+class Download:
+    """A download from the hub; `error` says why it failed."""
+
+    name: str
+    state: Literal["running", "done", "cancelled", "failed"] = "running"
+    file: str = ""  # the present one
+    done_bytes: int = 0  # of it
+    size_bytes: int = 0
+    error: str | None = None
+
+
+class Hub(Protocol):
+    """Searches Hugging Face, and downloads models from it."""
+
+    async def search(self, words: str, /) -> Sequence[Mapping[str, object]]:
+        """Return repositories with the size of each quantisation, and whether it fits.
+
+        Raises ProxyError: the hub does not answer.
+        """
+
+    def downloads(self) -> Sequence[Download]:
+        """Return the latest downloads, in the order in which they began."""
+
+    def download(self, name: str, /) -> None:
+        """Begin the download of OWNER/NAME or OWNER/NAME:QUANT, or continue it.
+
+        Raises NotServed: the name is not on the hub; Conflict: it is running; Unavailable: too many
+        are running, or the daemon is stopping.
+        """
+
+    def cancel(self, name: str, /) -> None:
+        """Cancel a download, and keep the data received so far. Raises NotFound."""
+
+
 class HostEvent(Protocol):
     """An event of the daemon; no field contains a prompt or a secret."""
 
@@ -134,6 +169,9 @@ class DashboardHost(Protocol):
 
     @property
     def machine_models(self) -> MachineModels: ...
+
+    @property
+    def hub(self) -> Hub: ...
 
     def models(self) -> Mapping[str, HostModel]: ...
 

@@ -18,6 +18,7 @@ from proxy.nodes.nodes import Nodes, NodeStats
 from proxy.observe.past import ForgottenConversation
 from proxy.request.models import ModelInfo
 from supervisor import __version__
+from supervisor.backend.hub import HubAdapter
 from supervisor.backend.machine_models import MachineModelsAdapter
 from supervisor.backend.proxy_settings import Certificate
 from supervisor.backend.slot_storage import ConversationForgetter
@@ -127,6 +128,7 @@ _MEMORY_AGE_MAX_S: Final = 2.0
 @define(eq=False, slots=False)
 class DashboardHostAdapter:
     machine_models: MachineModelsAdapter
+    hub: HubAdapter
     _fleet: Fleet
     _admission: AdmissionController
     _nodes: Nodes

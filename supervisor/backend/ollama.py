@@ -46,13 +46,28 @@ async def command_lines(words: Sequence[str]) -> AsyncGenerator[dict[str, Any], 
             yield _read(line)
 
 
-async def command_envelope(words: Sequence[str]) -> dict[str, Any]:
-    """Run a command with --json and return its envelope, or raise CorralError; cancellable."""
-    async with _running([*words, "--json"]) as output:
+async def command_envelope(words: Sequence[str], argument: str) -> dict[str, Any]:
+    """Run a command with --json and return its envelope, or raise CorralError; cancellable.
+
+    The argument is never read as an option.
+    """
+    async with _running([*words, "--json", "--", argument]) as output:
         found = _read(await output.read())
     if found.get("error"):
         raise from_json(found["error"])
     return found
+
+
+async def download(wanted: HubReference) -> AsyncGenerator[Progress, None]:
+    """Download a model of the hub; interrupted when the iteration ends. Raises CorralError."""
+    words = ["model", "get", "--lines", "--", str(wanted)]
+    async with aclosing(command_lines(words)) as lines:
+        async for line in lines:
+            if "error" in line:
+                raise from_json(line["error"])
+            if "file" in line:
+                file, size_bytes = line["file"], line["all_bytes"]
+                yield Progress("pulling", file, size_bytes, line["done_bytes"])
 
 
 @asynccontextmanager
@@ -139,22 +154,17 @@ class OllamaHostAdapter:
 
     async def pull(self, name: str) -> AsyncGenerator[Progress, None]:
         """Download a model from the hub, and serve it; raises ProxyError."""
-        wanted = _reference(name)
+        wanted = hub_reference(name)
         self._check_served("to serve models that clients download")
         if self._downloads >= _DOWNLOADS_MAX:
             raise Unavailable(f"{_DOWNLOADS_MAX} downloads are running; retry later", 10)
         self._downloads += 1
         try:
             yield Progress("pulling manifest")
-            words = ["model", "get", "--lines", "--", str(wanted)]
             try:
-                async with aclosing(command_lines(words)) as lines:
-                    async for line in lines:
-                        if "error" in line:
-                            raise from_json(line["error"])
-                        if "file" in line:
-                            file, size_bytes = line["file"], line["all_bytes"]
-                            yield Progress("pulling", file, size_bytes, line["done_bytes"])
+                async with aclosing(download(wanted)) as steps:
+                    async for step in steps:
+                        yield step
             except CorralError as error:
                 raise proxy_error(error) from error
             yield Progress("verifying sha256 digest")
@@ -180,7 +190,7 @@ class OllamaHostAdapter:
             except TimeoutError:
                 raise Conflict(f"{model} still answers requests; retry later") from None
         try:
-            await command_envelope(["model", "remove", "--yes", model])
+            await command_envelope(["model", "remove", "--yes"], model)
         except CorralError as error:
             raise proxy_error(error) from error
         await self._apply()
@@ -198,7 +208,7 @@ class OllamaHostAdapter:
             raise Conflict(f"the settings were not read again: {result.message}")
 
 
-def _reference(name: str) -> HubReference:
+def hub_reference(name: str) -> HubReference:
     """Parse a name on the hub; fetching any URL for clients would make this server a proxy."""
     try:
         wanted = reference.parse_reference(name)

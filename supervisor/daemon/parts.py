@@ -25,6 +25,7 @@ from supervisor.autoscale.slots import SlotDecider
 from supervisor.autoscale.threads import ThreadDecider
 from supervisor.backend import proxy_settings
 from supervisor.backend.dashboard import DashboardHostAdapter
+from supervisor.backend.hub import HubAdapter
 from supervisor.backend.machine_models import MachineModelsAdapter
 from supervisor.backend.models import LocalModels
 from supervisor.backend.ollama import OllamaHostAdapter
@@ -217,6 +218,7 @@ class DaemonParts:
             ollama=OllamaHostAdapter(fleet, admission, models.changes, reload),
             dashboard=DashboardHostAdapter(
                 MachineModelsAdapter(self.reload, self._planner, admission, self.directories),
+                HubAdapter(fleet),
                 fleet,
                 admission,
                 self.nodes,

@@ -12,9 +12,11 @@ from support import tiny_gguf
 from support.corral_cli import PATIENCE_S, CorralCli
 from support.dashboard_page import Dashboard, chromium
 from support.fork_server import ForkServer
+from support.hub import FakeHub, Refusal
 
 from supervisor.daemon.control_messages import ModelStatus
 
+_REPO = "org/small-GGUF"
 _SETTINGS = """
 [models.tiny]
 path = "{tiny}"
@@ -30,8 +32,15 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
+def hub(tiny_model: Path) -> Iterator[FakeHub]:
+    with FakeHub({_REPO: {"small-Q8_0.gguf": tiny_model.read_bytes()}}).running() as hub:
+        yield hub
+
+
+@pytest.fixture(scope="module")
 def daemon(
     browser: Browser,
+    hub: FakeHub,
     tmp_path_factory: pytest.TempPathFactory,
     fork_server: ForkServer,
     tiny_model: Path,
@@ -39,6 +48,7 @@ def daemon(
     corral = CorralCli(tmp_path_factory.mktemp("c"), fork_server)
     # No models of the user who runs the tests.
     names = ("HF_HUB_CACHE", "LLAMA_CACHE", "OLLAMA_MODELS")
+    corral.env |= {"HF_ENDPOINT": hub.url}
     corral.env |= {"HOME": str(corral.root), **{name: str(corral.root / name) for name in names}}
     models = corral.root / "data/models"
     models.mkdir(parents=True, mode=0o700)
@@ -155,3 +165,55 @@ def test_options_that_never_fit_are_refused_with_the_reason(dashboard: Dashboard
     expect(drawer).to_contain_text("does not fit")
     drawer.get_by_role("button", name="Restart with these").click()
     expect(page.locator(".notice")).to_contain_text("can never fit")
+
+
+def test_a_model_is_found_on_the_hub_and_its_download_cancelled_and_continued(
+    dashboard: Dashboard, hub: FakeHub
+) -> None:
+    page, name = dashboard.page, f"{_REPO}:Q8_0"
+    dashboard.show("models")
+    page.get_by_label("Search Hugging Face").fill("small")
+    page.get_by_label("Search Hugging Face").press("Enter")
+    found = dashboard.row("On Hugging Face", _REPO)
+    found.get_by_label("Quantisation").select_option("Q8_0")
+    hub.gate.clear()
+    found.get_by_role("button", name=f"Download {name}").click()
+    row = dashboard.row("Downloads", name)
+    expect(row.get_by_role("progressbar")).to_be_visible()
+    assert dashboard.violations() == []
+    row.get_by_role("button", name=f"Cancel {name}").click()
+    expect(row).to_contain_text("cancelled")
+    hub.gate.set()
+    found.get_by_role("button", name=f"Download {name}").click()
+    expect(row).to_contain_text("done")
+    expect(dashboard.row(_TABLE, name)).to_contain_text("Hugging Face cache")
+    expect(dashboard.row(_TABLE, name)).to_contain_text("fits")
+
+
+def test_a_download_that_fails_shows_why(dashboard: Dashboard, hub: FakeHub) -> None:
+    page = dashboard.page
+    dashboard.show("overview")
+    dashboard.show("models")
+    page.get_by_label("Search Hugging Face").fill("small")
+    page.get_by_role("button", name="Search").click()
+    found = dashboard.row("On Hugging Face", _REPO)
+    expect(found).to_be_visible()
+    hub.api_refusals = [Refusal(403, {"x-error-code": "GatedRepo"})]
+    found.get_by_role("button", name=f"Download {_REPO}").click()
+    expect(dashboard.row("Downloads", "gated")).to_contain_text("failed")
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "status"),
+    [
+        ("downloads", "../../etc/passwd", 501),
+        ("downloads", "https://files.example/a.gguf", 501),
+        ("downloads", "-x/y", 501),
+        ("downloads/cancel", "org/none", 404),
+    ],
+)
+def test_only_names_of_the_hub_are_downloaded(
+    dashboard: Dashboard, path: str, name: str, status: int
+) -> None:
+    found = dashboard.page.evaluate(_REFUSED, [f"/corral/v1/{path}", {"name": name}])
+    assert found == status

@@ -29,6 +29,7 @@ from proxy.app import App, Backend
 from proxy.cache.prompt_rules import PromptRules
 from proxy.cache.shared_prefixes import SharedPrefix
 from proxy.dashboard.host import (
+    Download,
     HostEvent,
     HostInstance,
     HostMemory,
@@ -228,6 +229,26 @@ class FakeMachineModels:
         self.calls.append(("start", model, options))
 
 
+class FakeHubHost:
+    """Downloads nothing (`Hub`)."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []
+
+    async def search(self, words: str, /) -> Sequence[Mapping[str, object]]:
+        self.calls.append(("search", words))
+        return []
+
+    def downloads(self) -> Sequence[Download]:
+        return [Download("org/model-GGUF:Q8_0")]
+
+    def download(self, name: str, /) -> None:
+        self.calls.append(("download", name))
+
+    def cancel(self, name: str, /) -> None:
+        self.calls.append(("cancel", name))
+
+
 class FakeDashboardHost:
     """A daemon with one instance, a log and an event stream that a test fills (`DashboardHost`)."""
 
@@ -236,6 +257,7 @@ class FakeDashboardHost:
 
     def __init__(self) -> None:
         self.machine_models = FakeMachineModels()
+        self.hub = FakeHubHost()
         self.known = {"chat": HostModel("default")}
         self.processes = [HostInstance("chat.1", "chat", "ready", since_s=0.0, pid=42)]
         self.commands: list[tuple[str, str]] = []

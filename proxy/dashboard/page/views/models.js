@@ -1,9 +1,10 @@
-// The models on this machine: whether each fits, and its plan and start in a drawer.
+// The models on this machine: whether each fits, its plan and start in a drawer; and downloads of others.
 
 import { get } from "../api.js";
 import { bytes, text } from "../format.js";
 import { Component, html } from "../html.js";
 import { Filter } from "../parts/field.js";
+import { Hub } from "../parts/hub.js";
 import { Loaded } from "../parts/loaded.js";
 import { PlanDrawer } from "../parts/plan_drawer.js";
 import { Fit, State } from "../parts/state.js";
@@ -15,15 +16,16 @@ const STORES = {
 };
 
 export class ModelsView extends Component {
-  state = { filter: "" };
+  state = { filter: "", stored: 0 }; // stored: how often downloads ended
 
-  render({ live, detail, actions }, { filter }) {
+  render({ live, detail, actions }, { filter, stored }) {
     return html`
       <h1>Models</h1>
       <p class="lead">All models on this machine: those of corral.toml, and files in the stores of llama-corral, Hugging Face, llama.cpp, LM Studio and Ollama.</p>
       <div class="fields"><${Filter} label="Filter" value=${filter} onInput=${(value) => this.setState({ filter: value })} /></div>
-      <${Loaded} version=${Object.keys(live.models).join()} load=${() => get("/corral/v1/models")}
-        show=${(found) => this.found(found, live, detail, actions)} />`;
+      <${Loaded} version=${[stored, ...Object.keys(live.models)].join()} load=${() => get("/corral/v1/models")}
+        show=${(found) => this.found(found, live, detail, actions)} />
+      <${Hub} actions=${actions} onStored=${() => this.setState(({ stored: count }) => ({ stored: count + 1 }))} />`;
   }
 
   found({ models, profiles, notes }, live, detail, actions) {
@@ -32,7 +34,7 @@ export class ModelsView extends Component {
     const chosen = models.find(({ id }) => id === detail);
     return html`
       <${Table} caption="On this machine" columns=${columns(live)} rows=${rows} rowKey=${(row) => row.id}
-        isCurrent=${(row) => row.id === detail} empty=${html`No such model. <code>corral model get smollm2</code> fetches one.`} />
+        isCurrent=${(row) => row.id === detail} empty=${"No such model; a search below finds others."} />
       ${notes.map((note) => html`<p key=${note} class="quiet">${note}</p>`)}
       ${chosen && html`<${PlanDrawer} key=${chosen.id} model=${chosen} state=${live.models[chosen.id]?.state}
         profiles=${profiles} actions=${actions} />`}`;

@@ -1,0 +1,112 @@
+// Searches Hugging Face, and downloads models from it: sizes with whether each fits, progress, cancel.
+
+import { get, post } from "../api.js";
+import { bytes, percent, share, text, whole } from "../format.js";
+import { Component, html } from "../html.js";
+import { Progress } from "./bar.js";
+import { Choice } from "./field.js";
+import { Loaded } from "./loaded.js";
+import { Table } from "./table.js";
+
+const PATH = "/corral/v1/downloads";
+const POLL_MS = 500;
+
+export class Hub extends Component {
+  state = { words: "", downloads: [] };
+
+  componentDidMount() {
+    this.poll();
+  }
+
+  componentWillUnmount() {
+    this._isGone = true;
+    clearTimeout(this._timer);
+  }
+
+  poll() {
+    get(PATH).then((found) => this.take(found)).catch(() => this.wait());
+  }
+
+  wait() {
+    clearTimeout(this._timer);
+    if (!this._isGone) this._timer = setTimeout(() => this.poll(), POLL_MS);
+  }
+
+  take({ downloads }) {
+    if (this._isGone) return;
+    const done = (rows) => rows.filter(({ state }) => state === "done").length;
+    if (done(downloads) !== done(this.state.downloads)) this.props.onStored();
+    this.setState({ downloads });
+    if (downloads.some(({ state }) => state === "running")) this.wait();
+  }
+
+  download(name) {
+    this.props.actions.run(`get ${name}`, async () => this.take(await post(PATH, { name })), `${name} is being downloaded`);
+  }
+
+  cancel(name) {
+    this.props.actions.run(`cancel ${name}`, async () => {
+      await post(`${PATH}/cancel`, { name });
+      this.poll();
+    }, `The download of ${name} is cancelled; its data are kept`);
+  }
+
+  search(event) {
+    event.preventDefault();
+    this.setState({ words: new FormData(event.target).get("words").trim() });
+  }
+
+  render({ actions }, { words, downloads }) {
+    return html`
+      <form class="fields" role="search" onSubmit=${(event) => this.search(event)}>
+        <label class="field"><span>Search Hugging Face</span><input type="search" name="words" maxlength="200" required /></label>
+        <button type="submit">Search</button>
+      </form>
+      ${downloads.length > 0 && html`<${Table} caption="Downloads" columns=${this.downloadColumns(actions)}
+        rows=${downloads} rowKey=${(row) => row.name} />`}
+      ${words && html`<${Loaded} version=${words} load=${() => get(`/corral/v1/hub?words=${encodeURIComponent(words)}`)}
+        show=${({ repositories }) => html`<${Table} caption="On Hugging Face" rows=${repositories} rowKey=${(row) => row.repo}
+          columns=${this.foundColumns(actions)} empty="No GGUF repository has these words." />`} />`}`;
+  }
+
+  downloadColumns(actions) {
+    return [
+      { title: "Model", cell: (row) => row.name },
+      { title: "State", fill: true, cell: (row) => html`<${DownloadState} row=${row} />` },
+      { title: "Actions", acts: true, cell: ({ name, state }) => state === "running" && html`<button type="button" class="small"
+        aria-label=${`Cancel ${name}`} disabled=${actions.busy.has(`cancel ${name}`)} onClick=${() => this.cancel(name)}>Cancel</button>` },
+    ];
+  }
+
+  foundColumns(actions) {
+    return [
+      { title: "Repository", cell: (row) => `${row.repo}${row.is_gated ? " (gated)" : ""}` },
+      { title: "Parameters", figure: true, wide: true, cell: ({ parameters }) => (parameters ? `${(parameters / 1e9).toFixed(1)} B` : "–") },
+      { title: "Downloads", figure: true, wide: true, cell: (row) => whole(row.downloads) },
+      { title: "Changed", wide: true, cell: (row) => text(row.date) },
+      { title: "Size", fill: true, cell: (row) => html`<${Sizes} key=${row.repo} row=${row}
+        isBusy=${(name) => actions.busy.has(`get ${name}`)} onGet=${(name) => this.download(name)} />` },
+    ];
+  }
+}
+
+function DownloadState({ row: { name, state, file, done_bytes, size_bytes, error } }) {
+  if (state !== "running") return html`<span class=${state === "failed" ? "bad" : ""}>${state}</span> <span class="quiet reason">${error}</span>`;
+  const part = share(done_bytes, size_bytes);
+  return html`<${Progress} value=${part} label=${`${name}: ${percent(part)} downloaded`} />
+    <span class="quiet reason"> ${file ? `${file}: ${bytes(done_bytes)} of ${bytes(size_bytes)}` : "choosing its files"}</span>`;
+}
+
+class Sizes extends Component {
+  state = { chosen: "" };
+
+  render({ row: { repo, quantisations }, isBusy, onGet }, { chosen }) {
+    const options = quantisations.map(({ name, size_bytes, fits }) => [name, `${name}, ${bytes(size_bytes)}${fits ? "" : ": more than the memory"}`]);
+    const name = chosen ? `${repo}:${chosen}` : repo;
+    return html`<span class="fields">
+      <${Choice} label="Quantisation" value=${chosen} options=${[["", "the best that fits"], ...options]}
+        onChange=${(value) => this.setState({ chosen: value })} />
+      <button type="button" class="small" aria-label=${`Download ${name}`} disabled=${isBusy(name)} onClick=${() => onGet(name)}>Download</button>
+    </span>`;
+  }
+}
