@@ -46,10 +46,8 @@ def daemon(
     tiny_model: Path,
 ) -> Iterator[CorralCli]:
     corral = CorralCli(tmp_path_factory.mktemp("c"), fork_server)
-    # No models of the user who runs the tests.
-    names = ("HF_HUB_CACHE", "LLAMA_CACHE", "OLLAMA_MODELS")
+    corral.hide_stored_models()
     corral.env |= {"HF_ENDPOINT": hub.url}
-    corral.env |= {"HOME": str(corral.root), **{name: str(corral.root / name) for name in names}}
     models = corral.root / "data/models"
     models.mkdir(parents=True, mode=0o700)
     stored = tiny_gguf.make(models / "stored.gguf")

@@ -58,6 +58,11 @@ class CorralCli:
         if not self.adaptive:  # other tests load the machine, and instances would be replaced
             self.env["CORRAL_SUPERVISOR__ADAPTIVE"] = "false"
 
+    def hide_stored_models(self) -> None:
+        """Let commands find no models of the user who runs the tests."""
+        stores = ("HF_HUB_CACHE", "LLAMA_CACHE", "OLLAMA_MODELS")
+        self.env |= {"HOME": str(self.root), **{name: str(self.root / name) for name in stores}}
+
     def configure(self, text: str) -> None:
         """Write corral.toml; the proxy listens on any free port unless the text has [proxy]."""
         (self.root / "config").mkdir(exist_ok=True)
