@@ -274,8 +274,8 @@ def resumptions(
             yield _rest_of(request, unfinished), rest(unfinished, must_hold=True)
     if _is_greedy(request):
         # Stopped before it has more than the client, it would begin again and again.
-        anew = replace(request, may_yield=False)
-        yield anew, Continuation(record, unfinished, is_replay=True)
+        again = replace(request, may_yield=False)
+        yield again, Continuation(record, unfinished, is_replay=True)
     yield _rest_of(request, unfinished), rest(unfinished)
 
 

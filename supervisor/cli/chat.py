@@ -103,7 +103,7 @@ class Piece:
     text: str
 
 
-# Shorter prompts are computed before anybody reads how far they are.
+# A shorter prompt is computed before its progress could be read.
 _PROGRESS_FROM_MS: Final = 500
 
 
