@@ -66,18 +66,6 @@ _HELD_MAX_BYTES: Final = 64 * 1024
 _NON_BLOCKING: Final = int(getattr(socket, "SOCK_NONBLOCK", 0))  # some systems lack it
 _STREAM: Final = socket.SOCK_STREAM | _NON_BLOCKING
 
-
-class _UnixSocket(socket.socket):
-    """A stream socket that looks up no enumerations when an event loop asks for its kind.
-
-    It must be a `socket.socket`: uvloop closes the descriptor of another class a second time, which
-    may by then be a file or a connection of another thread. Source: uvloop, handles/handle.pyx.
-    """
-
-    family = socket.AF_UNIX
-    type = socket.SOCK_STREAM
-
-
 # Consumes bytes of a body; False if it cannot now, and then it has done nothing. It gets them again
 # as a chunk with its framing, or nothing if they are not one chunk.
 OnChunk = Callable[[bytes, bytes], bool]
@@ -162,7 +150,9 @@ class UpstreamResponse(asyncio.Protocol):
 
         The engine begins with it while the loop takes over the connection. Raises OSError.
         """
-        connection = _UnixSocket(socket.AF_UNIX, _STREAM)
+        # uvloop closes the descriptor of any other class, such as its base, a second time, when it
+        # may belong to another thread. Source: uvloop, handles/handle.pyx.
+        connection = socket.socket(socket.AF_UNIX, _STREAM)
         try:
             if not _NON_BLOCKING:
                 connection.settimeout(0)

@@ -67,9 +67,11 @@ async def status_of(proxy: ProxyHarness, method: str, path: str, **sent: Any) ->
 
 
 async def test_without_the_setting_there_is_none(proxy: ProxyHarness) -> None:
-    for path in ("/", "/api/version", "/api/tags"):
+    for path in ("/api/version", "/api/tags"):
         async with proxy.http.get(path) as response:
             assert response.status == 404
+    async with proxy.http.get("/") as response:
+        assert "Ollama" not in await response.text()
 
 
 async def test_an_address_of_its_own_has_it_beside_the_other_apis(proxy: ProxyHarness) -> None:

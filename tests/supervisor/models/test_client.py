@@ -104,7 +104,7 @@ def test_a_name_that_does_not_resolve_is_not_tried_again(hub: FakeHub, waits: li
 
 def test_a_page_that_is_no_answer_is_named(client: HubClient, hub: FakeHub) -> None:
     hub.api_refusals = [Refusal(200, {"content-type": "text/html"})]
-    with pytest.raises(DownloadFailed, match="not one of a Hugging Face hub"):
+    with pytest.raises(DownloadFailed, match="is not an answer of a Hugging Face hub"):
         client.repository(REPO, "main")
 
 
