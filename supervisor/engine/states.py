@@ -154,7 +154,17 @@ STOP_COMMANDS: Final = frozenset({Event.STOP, Event.RESTART})
 
 # Events about the process of one run. A fact about an earlier run is ignored, so that a late one
 # does not affect the next process.
-FACTS: Final = frozenset(Event).difference(WANTED, {Event.DEADLINE})
+FACTS: Final = frozenset(
+    {
+        Event.HEALTHY,
+        Event.UNHEALTHY,
+        Event.OVERDUE,
+        Event.WARMED,
+        Event.MEASURED,
+        Event.DRAINED,
+        Event.EXITED,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
