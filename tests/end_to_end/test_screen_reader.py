@@ -32,6 +32,7 @@ NUMBER = re.compile(r"\d[\d.,:]*(?: (?:[KMGT]i)?B\b| ms\b| s\b| min\b| h\b| d\b|
 @pytest.fixture
 def dashboard(corral: CorralCli, tiny_model: Path) -> Iterator[Dashboard]:
     corral.hide_stored_models()
+    corral.env["GGML_VK_VISIBLE_DEVICES"] = ""  # a device has a bar and a heading
     corral.configure(SETTINGS.format(tiny=tiny_model))
     corral.ok("start")
     until(lambda: corral.data("usage"))  # of the engine's start

@@ -23,8 +23,8 @@ class Terminal:
         self.resize(columns, rows)
         self.settings = self.settings_now()
         self.written = b""
-        # setsid makes the terminal the controlling one, which gets SIGWINCH and SIGINT. Nobody
-        # answers when the command asks for the place of the cursor.
+        # setsid makes the terminal the controlling one, which gets SIGWINCH and SIGINT. It
+        # does not answer when the command asks for the place of the cursor.
         argv = ["setsid", "--ctty", *corral.argv(*words)]
         self.process = subprocess.Popen(
             argv,
