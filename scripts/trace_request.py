@@ -16,6 +16,7 @@ as well as a straight way does.
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import sys
 import tempfile
@@ -39,6 +40,7 @@ from proxy.app import App, Backend  # noqa: E402
 from proxy.endpoints.prometheus import Metrics  # noqa: E402
 from proxy.observe.record import discard  # noqa: E402 (the path first)
 from proxy.request.models import ModelInfo, ModelNames, OnLoad, do_nothing_on_load  # noqa: E402
+from proxy.router import estimator  # noqa: E402
 from proxy.router.router import Router  # noqa: E402
 from proxy.server import Server  # noqa: E402
 from proxy.settings import ProxySettings  # noqa: E402
@@ -233,7 +235,12 @@ async def _trace(*, is_sampled: bool) -> Trace:
     first = [{"role": "user", "content": "Say hello."}]
     more = [{"role": "assistant", "content": "Hi there"}, first[0]]
     trace = Trace()
-    with tempfile.TemporaryDirectory() as directory:
+    # However slow this machine is, no later request is sampled, or each that comes after the pause.
+    pause_min_s = _SAMPLE_PAUSE_S / 2 if is_sampled else math.inf
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        patch.object(estimator, "_PAUSE_MIN_S", pause_min_s),
+    ):
         async with _proxy(Path(directory), trace) as post:
             await post(first)
             await post([*first, *more])
