@@ -4,9 +4,10 @@
 the sources of `supervisor/` and `proxy/`, but for the files that a streaming chat touches: those
 are the files in the output of the checkout's own `scripts/trace_request.py`.
 
-A code line has a token that is not of a comment or a docstring. The lines of a function are its
-code lines. A value type is a dataclass, a TypedDict, a NamedTuple or an enum. A module has one
-importer if one other module of the two packages imports it.
+A code line has a token that is not of a comment or a docstring; a string after an assignment in a
+class documents that attribute. The lines of a function are its code lines. A value type is a
+dataclass, a TypedDict, a NamedTuple or an enum. A module has one importer if one other module of
+the two packages imports it.
 """
 
 from __future__ import annotations
@@ -87,11 +88,16 @@ class Module:
     def docstring_nodes(self) -> Iterator[ast.Constant]:
         for node in ast.walk(self.tree):
             body = getattr(node, "body", None)
-            if not isinstance(body, list) or not body or not isinstance(body[0], ast.Expr):
+            if not isinstance(body, list):
                 continue
-            value = body[0].value
-            if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                yield value
+            for before, statement in zip([None, *body], body, strict=False):
+                if before and not isinstance(node, ast.ClassDef):
+                    break
+                match before, statement:
+                    case None | ast.Assign() | ast.AnnAssign(), ast.Expr(
+                        ast.Constant(str()) as text
+                    ):
+                        yield text
 
     def lines(self, node: ast.AST, first: int) -> int:
         """Return how many code lines a node has from line `first` on."""

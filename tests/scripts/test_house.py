@@ -19,6 +19,10 @@ class Value:
     """A value, or None where it waits."""
 
     size: int
+    """In bytes,
+    or 0."""
+    name: str = "unknown"
+    "A docstring too."
 
 
 def read(values: list[Value]) -> list[int]:
@@ -52,14 +56,14 @@ def test_the_figures_are_those_of_the_sources(checkout: Path) -> None:
         "modules with one importer": "20.0%",
         "folders in proxy; in supervisor": "0; 1",
         "loose files in proxy; in supervisor": "1; 0",
-        "import lines, share of code": "18.2%",
+        "import lines, share of code": "16.7%",
         "private functions used once, at most 5 lines": "100.0%",
         "longest function; 90th percentile": "2; 2",
         "value types; Protocols": "1; 0",
         "files that one streaming chat touches": "-",
         "things called `one`": "2",
         '"where" for "if" in docstrings': "2",
-        "code lines; docstring lines": "11; 2",
+        "code lines; docstring lines": "12; 5",
     }
 
 
