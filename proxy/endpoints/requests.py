@@ -19,6 +19,7 @@ from aiohttp import web
 from attrs import define
 from prometheus_client import Metric
 
+from proxy.auth.access import check_admin
 from proxy.auth.api_keys import visible_client
 from proxy.common.headers import RESPONSE_HEADERS
 from proxy.endpoints.feature import Core, Feature
@@ -180,6 +181,7 @@ class RequestsEndpoint(Feature):
         """Add the routes; the last matches any path below, so it comes last."""
         routes.add(_PATH, get=self.list)
         routes.add("/corral/v1/rates", get=self.rates)
+        routes.add("/corral/v1/caches/rates", get=self.cache_rates)
         routes.add(f"{_PATH}/{{id}}/cancel", post=self.cancel)
         routes.add(f"{_PATH}/{{id}}/explanation", get=self.explanation)
         routes.add(f"{_PATH}/{{id}}/conversation", delete=self.forget_conversation)
@@ -201,13 +203,29 @@ class RequestsEndpoint(Feature):
 
     async def rates(self, request: web.BaseRequest) -> web.Response:
         """Answer with figures of the past as equal intervals; raises BadRequest, StorageFailed."""
-        span = request.query.get("span", "")
-        if span not in _SPANS_S:
-            raise BadRequest(f"span must be one of {', '.join(_SPANS_S)}")
-        until, interval_s = datetime.now().astimezone().timestamp(), _SPANS_S[span] / _INTERVALS
-        query = RatesQuery(until, interval_s, _INTERVALS, visible_client(request))
+        query = _rates_query(request, visible_client(request))
         columns = await self._history.rates(query) if self._history else {}
-        return json_response({"until": until, "interval_s": interval_s, **columns})
+        return json_response({"until": query.until, "interval_s": query.interval_s, **columns})
+
+    async def cache_rates(self, request: web.BaseRequest) -> web.Response:
+        """Answer an admin with the tokens of each cache over time; raises as `rates`."""
+        check_admin(request)
+        query = _rates_query(request)
+        now = datetime.fromtimestamp(query.until).astimezone()
+        day_s = (now - now.replace(hour=0, minute=0, second=0, microsecond=0)).total_seconds()
+        models: Mapping[str, Any] = {}
+        today: Mapping[str, Any] = {}
+        if self._history:
+            models = await self._history.cache_rates(query)
+            today = await self._history.cache_rates(RatesQuery(query.until, max(1.0, day_s), 1))
+        return json_response(
+            {
+                "until": query.until,
+                "interval_s": query.interval_s,
+                "models": models,
+                "saved_today_s": {model: found["saved_s"][0] for model, found in today.items()},
+            }
+        )
 
     async def show(self, request: web.BaseRequest) -> web.Response:
         """Show a request; if several have its id, the latest.
@@ -251,6 +269,14 @@ class RequestsEndpoint(Feature):
     def _visible_figures(self, ended: StoredRequest, client: str | None) -> StoredRequest:
         """Return the figures of a past request that `client` may see; None may see all."""
         return ended if client is None or not self._shares_caches else own_figures(ended)
+
+
+def _rates_query(request: web.BaseRequest, client: str | None = None) -> RatesQuery:
+    span = request.query.get("span", "")
+    if span not in _SPANS_S:
+        raise BadRequest(f"span must be one of {', '.join(_SPANS_S)}")
+    until = datetime.now().astimezone().timestamp()
+    return RatesQuery(until, _SPANS_S[span] / _INTERVALS, _INTERVALS, client)
 
 
 _USAGE: Final = "/corral/v1/usage"

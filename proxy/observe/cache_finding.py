@@ -125,6 +125,7 @@ class CacheFinding(NamedTuple):
     is_awaited: bool = False
     tier: Tier | None = None
     restore_ms: float | None = None
+    saved_ms: float | None = None  # Estimated time to compute `found`, minus `restore_ms`.
     # Why the lost tokens were in no slot file either; None if unknown.
     no_file: NoFile | None = None
     # Tokens that earlier requests of the same API key can have left in caches, if fewer than

@@ -183,7 +183,7 @@ _NOTED_MIN_SHARE: Final = 0.1
 # Errors of requests that waited for a slot but got no instance.
 _OF_SLOTS: Final = frozenset({"queue_timeout", "wait_too_long", "queue_full", "request_cancelled"})
 # Members of a cache finding that describe the found tokens.
-_OF_FOUND: Final = frozenset({"tier", "restore_ms"})
+_OF_FOUND: Final = frozenset({"tier", "restore_ms", "saved_ms"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,6 +406,8 @@ def own_figures(fields: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in (cache or {}).items()
         if name != "own" and (found or name not in _OF_FOUND)
     }
+    if "saved_ms" in shown:
+        shown["saved_ms"] = round(shown["saved_ms"] * found / cached, 1)
     return {
         **fields,
         "cached_tokens": found,

@@ -79,6 +79,15 @@ class RequestHistory(Protocol):
         which it ended. Raises StorageFailed.
         """
 
+    async def cache_rates(
+        self, query: RatesQuery, /
+    ) -> Mapping[str, Mapping[str, Sequence[float]]]:
+        """Return for each model the prompt tokens of each interval, oldest first.
+
+        `slot`, `host_cache`, `disk` and `node`: found there, `node` being another machine;
+        `computed`; and `saved_s`, the computing time that caches saved. Raises StorageFailed.
+        """
+
 
 @dataclass(frozen=True, slots=True)
 class ForgottenConversation:

@@ -396,6 +396,7 @@ class Lease(InFlightRequest):
     has_own_slot: bool | None = None  # Whether its slot held its conversation; None if unknown.
     restored: SavedPrompt | None = None  # The file from which its slot was filled, or None.
     restore_s: float = 0.0  # The duration of that restore.
+    saved_s: float = 0.0  # Estimated time to compute the tokens found, minus that of the restore.
     # For how long it waited for the list of the engine's slots before it was sent.
     slots_s: float = 0.0
     # Prompt tokens in its slot from a file restored now or when the process began. If the request

@@ -429,7 +429,8 @@ class CacheUse:
         use = tiers[lease.tier]
         use.prompts += 1
         use.tokens += found
-        use.saved_s += max(0.0, found / lease.instance.rates.prefill_tps - lease.restore_s)
+        lease.saved_s = max(0.0, found / lease.instance.rates.prefill_tps - lease.restore_s)
+        use.saved_s += lease.saved_s
 
 
 def _tier(lease: Lease) -> Tier:
@@ -530,6 +531,8 @@ class CacheFindings:
                 restore_ms=round(1000 * lease.restore_s, 1) if lease.restored else None,
             )
         )
+        if lease.saved_s:
+            found = found._replace(saved_ms=round(1000 * lease.saved_s, 1))
         if own is not None and own < max(found.found, found.reusable):
             found = found._replace(own=own)
         if lease.queued_s or lease.held_s:

@@ -344,6 +344,13 @@ class RecordsAdapter:
         except HistoryUnavailable as error:
             raise StorageFailed(without_directories(error.message)) from error
 
+    async def cache_rates(self, query: RatesQuery) -> Mapping[str, Mapping[str, Sequence[float]]]:
+        """Implements `RequestHistory.cache_rates`."""
+        try:
+            return await self._records.cache_rates(query)
+        except HistoryUnavailable as error:
+            raise StorageFailed(without_directories(error.message)) from error
+
     async def usage(
         self,
         *,

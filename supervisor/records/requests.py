@@ -157,6 +157,38 @@ def select_rates(connection: sqlite3.Connection, query: RatesQuery) -> dict[str,
     return {name: [row[at] for row in rows] for at, name in enumerate(_RATE_NAMES)}
 
 
+# A prompt that is too short for a finding was found in its slot; of answers of other machines, the
+# tier is not known.
+_CACHE_RATES: Final = """
+    SELECT model, CAST((ended_at - ?1) / ?2 AS INTEGER),
+           total(cached_tokens) FILTER (WHERE cache_tier = 'slot' OR cache IS NULL),
+           total(cached_tokens) FILTER (WHERE cache_tier = 'host_cache'),
+           total(cached_tokens) FILTER (WHERE cache_tier = 'disk'),
+           total(cached_tokens) FILTER (WHERE cache_tier IS NULL AND cache IS NOT NULL),
+           total(prompt_tokens), total(json_extract(cache, '$.saved_ms')) / 1000
+    FROM requests
+    WHERE ended_at >= ?1 AND ended_at < ?3 AND prompt_tokens IS NOT NULL AND kind IS NOT ?4
+    GROUP BY 1, 2
+"""
+_CACHE_RATE_NAMES: Final = ("slot", "host_cache", "disk", "node", "computed", "saved_s")
+
+
+def select_cache_rates(
+    connection: sqlite3.Connection, query: RatesQuery
+) -> dict[str, dict[str, list[float]]]:
+    """Return `RequestHistory.cache_rates`, of all clients."""
+    began = query.until - query.interval_s * query.count
+    found: dict[str, dict[str, list[float]]] = {}
+    for model, number, *figures in connection.execute(
+        _CACHE_RATES, (began, query.interval_s, query.until, _EMBEDDING)
+    ):
+        if model not in found:
+            found[model] = {name: [0.0] * query.count for name in _CACHE_RATE_NAMES}
+        for name, figure in zip(_CACHE_RATE_NAMES, figures, strict=True):
+            found[model][name][min(number, query.count - 1)] += figure
+    return found
+
+
 def forget_requests(connection: sqlite3.Connection, model: str | None) -> int:
     """Delete the requests of a model, or all; return how many."""
     statement = "DELETE FROM requests WHERE ?1 IS NULL OR model = ?1"

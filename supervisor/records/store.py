@@ -43,6 +43,7 @@ _UNUSABLE: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 QUESTIONS: Final[Mapping[str, tuple[Any, Callable[[sqlite3.Connection, Any], Any]]]] = {
     "requests": (HistoryQuery, requests.select_requests),
     "rates": (RatesQuery, requests.select_rates),
+    "cache_rates": (RatesQuery, requests.select_cache_rates),
     "forget_requests": (str | None, requests.forget_requests),
     "usage": (usage.Query, usage.sum_usage),
     "sizes": (str, requests.select_sizes),

@@ -212,6 +212,11 @@ class Records(Part):
         found: Mapping[str, Sequence[float | None]] = await self.answer("rates", query)
         return found
 
+    async def cache_rates(self, query: RatesQuery) -> Mapping[str, Mapping[str, Sequence[float]]]:
+        """Return tokens by tier, for each model and interval; raises HistoryUnavailable."""
+        found: Mapping[str, Mapping[str, Sequence[float]]] = await self.answer("cache_rates", query)
+        return found
+
     async def usage(self, query: Query) -> list[dict[str, Any]]:
         """Return sums as JSON members; raises HistoryUnavailable."""
         found: list[dict[str, Any]] = await self.answer("usage", query)

@@ -337,6 +337,11 @@ class FakeHistory:
     async def rates(self, query: RatesQuery, /) -> Mapping[str, Sequence[float | None]]:
         return {"queued": [0.0] * query.count}
 
+    async def cache_rates(
+        self, query: RatesQuery, /
+    ) -> Mapping[str, Mapping[str, Sequence[float]]]:
+        return {"chat": {"slot": [1.0] * query.count, "saved_s": [2.5] * query.count}}
+
 
 class FakeConversations:
     """Knows the conversations of the requests that a test says (`Conversations`)."""

@@ -148,10 +148,8 @@ async def test_a_request_that_waits_for_its_model_is_loading(proxy: ProxyHarness
     assert task.result()[0] == 499
 
 
-async def test_a_client_sees_its_own_requests_alone_and_an_admin_all(
-    proxy: ProxyHarness, tmp_path: Path
-) -> None:
-    path = tmp_path / "keys.toml"
+async def with_keys(proxy: ProxyHarness, directory: Path) -> None:
+    path = directory / "keys.toml"
     path.touch(0o600)
     path.write_text(
         '[keys.one]\nkey = "corral-one-12345"\n[keys.two]\nkey = "corral-two-12345"\n'
@@ -160,6 +158,12 @@ async def test_a_client_sees_its_own_requests_alone_and_an_admin_all(
     )
     await proxy.server.close()
     await proxy.open(api_keys_file=path)
+
+
+async def test_a_client_sees_its_own_requests_alone_and_an_admin_all(
+    proxy: ProxyHarness, tmp_path: Path
+) -> None:
+    await with_keys(proxy, tmp_path)
     await proxy.fake(generates)
     one, two, admin = ({"Authorization": f"Bearer {key}"} for key in KEYS)
 
@@ -209,6 +213,22 @@ async def test_rates_of_the_past_have_a_span(proxy: ProxyHarness) -> None:
     assert (rates["interval_s"], len(rates["queued"])) == (120, 180)
     async with proxy.http.get("/corral/v1/rates?span=1y") as response:
         assert response.status == 400
+
+
+async def test_caches_over_time_are_for_admins(proxy: ProxyHarness, tmp_path: Path) -> None:
+    path = "/corral/v1/caches/rates"
+    async with proxy.http.get(f"{path}?span=15m") as response:
+        assert response.status == 401
+    await with_keys(proxy, tmp_path)
+    one, _, admin = ({"Authorization": f"Bearer {key}"} for key in KEYS)
+    async with proxy.http.get(f"{path}?span=15m", headers=one) as response:
+        assert response.status == 403
+    async with proxy.http.get(f"{path}?span=1y", headers=admin) as response:
+        assert response.status == 400
+    async with proxy.http.get(f"{path}?span=15m", headers=admin) as response:
+        found = await response.json()
+    assert (found["interval_s"], found["models"]["chat"]["slot"]) == (5, [1.0] * 180)
+    assert found["saved_today_s"] == {"chat": 2.5}
 
 
 async def test_what_ended_is_explained(proxy: ProxyHarness) -> None:

@@ -82,7 +82,7 @@ async def test_a_finding_says_that_a_prompt_came_from_disk() -> None:
         found(router, lease, 700)
     assert lease.finding
     assert lease.finding.as_fields()["tier"] == "disk"
-    assert lease.finding.restore_ms == 500
+    assert (lease.finding.restore_ms, lease.finding.saved_ms) == (500, 6500)
 
 
 async def lost(router: Router, *, restore_s: float = 0.0, reason: NoFile | None = None) -> Lease:

@@ -137,6 +137,12 @@ def test_figures_without_a_finding_tell_nothing_of_caches() -> None:
     assert shown["expected_cached_tokens"] == 0
 
 
+def test_saved_time_is_that_of_a_clients_own_tokens() -> None:
+    cache = {"cause": "all_found", "found": 40, "own": 10, "saved_ms": 800.0}
+    fields = {"cached_tokens": 40, "prompt_tokens": 2, "cache": cache}
+    assert own_figures(fields)["cache"]["saved_ms"] == 200
+
+
 async def test_an_id_is_a_name_within_its_key(proxy: ProxyHarness, tmp_path: Path) -> None:
     async def computes(call: Call) -> None:
         progress = b'{"total":40,"cache":10,"processed":20,"time_ms":1}'

@@ -268,6 +268,38 @@ async def test_rates_are_those_of_equal_intervals(kept: Kept) -> None:
         }
 
 
+async def test_tokens_of_prompts_are_counted_by_model_and_tier(kept: Kept) -> None:
+    async with kept.running() as records:
+        disk = {"cause": "all_found", "tier": "disk", "saved_ms": 1500.0}
+        kept.finish("a", cached_tokens=90, cache_tier="disk", cache=disk)
+        kept.finish("b", cached_tokens=80, cache_tier="slot", cache={**disk, "tier": "slot"})
+        kept.finish("short", cached_tokens=20)
+        kept.finish("far", cached_tokens=70, cache={"cause": "all_found"}, model="remote")
+        kept.finish("vectors", kind="embed_or_rerank", model="embed")
+        kept.finish("cut", prompt_tokens=None)
+        until = kept.emitted[0].at.timestamp() + 5
+        found = await records.cache_rates(RatesQuery(until, 10.0, 2))
+    none = [0, 0]
+    assert found == {
+        "chat": {
+            "slot": [0, 100],
+            "host_cache": none,
+            "disk": [0, 90],
+            "node": none,
+            "computed": [0, 30],
+            "saved_s": [0, 3],
+        },
+        "remote": {
+            "slot": none,
+            "host_cache": none,
+            "disk": none,
+            "node": [0, 70],
+            "computed": [0, 10],
+            "saved_s": none,
+        },
+    }
+
+
 async def test_age_and_size_are_bounded(kept: Kept) -> None:
     kept.settings = HistorySettings(max_bytes=1024**2)
     async with kept.running() as records:

@@ -7,8 +7,8 @@ import { Chart } from "./chart.js";
 import { Segments } from "./field.js";
 import { Loaded } from "./loaded.js";
 
-const SPANS = [["15m", "15 min"], ["6h", "6 h"], ["7d", "7 days"]];
-const SPANS_S = { "15m": 900, "6h": 21_600, "7d": 604_800 };
+export const SPANS = [["15m", "15 min"], ["6h", "6 h"], ["7d", "7 days"]];
+export const SPANS_S = { "15m": 900, "6h": 21_600, "7d": 604_800 };
 const RELOAD_MS = 60_000;
 
 const FIGURES = [
@@ -17,6 +17,11 @@ const FIGURES = [
   { name: "queued", title: "Queue", unit: "requests", least: 4, show: (value) => value % 1 ? rate(value) : whole(value) },
   { name: "first_token_s", title: "First token", unit: "", least: 0.5, show: seconds },
 ];
+
+// The middle of each interval, oldest first, in Unix time.
+export function timesUntil(until, interval_s, count) {
+  return Array.from({ length: count }, (_, i) => until - (count - 0.5 - i) * interval_s);
+}
 
 export class Charts extends Component {
   state = { span: "15m" };
@@ -33,8 +38,7 @@ export class Charts extends Component {
       load=${() => get(`/corral/v1/rates?span=${span}`)}
       show=${({ until, interval_s, ...columns }) => {
         const count = columns.queued?.length ?? 0;
-        const times = Array.from({ length: count }, (_, i) => until - (count - 0.5 - i) * interval_s);
-        return count ? this.charts(times, columns, span) : html`<p class="empty">No history is kept: set enabled = true in [history].</p>`;
+        return count ? this.charts(timesUntil(until, interval_s, count), columns, span) : html`<p class="empty">No history is kept: set enabled = true in [history].</p>`;
       }} />`;
   }
 

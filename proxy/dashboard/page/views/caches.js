@@ -4,6 +4,10 @@ import { get } from "../api.js";
 import { bytes, duration, percent, share, whole } from "../format.js";
 import { Component, html } from "../html.js";
 import { Dialog } from "../parts/dialog.js";
+import { isOfRequest } from "../parts/event_table.js";
+import { StackedChart } from "../parts/chart.js";
+import { SPANS, SPANS_S, timesUntil } from "../parts/charts.js";
+import { Segments } from "../parts/field.js";
 import { Loaded } from "../parts/loaded.js";
 import { byName } from "../parts/order.js";
 import { Table } from "../parts/table.js";
@@ -14,17 +18,20 @@ const TIERS = [
   ["disk", "Disk"],
   ["computed", "Computed"],
 ];
+// Of answers of nodes, the place is not known.
+const NODE = ["node", "Other machines"];
 const RELOAD_MS = 5000;
 
 export class Caches extends Component {
-  state = { forgets: null, forgotten: 0 };
+  state = { forgets: null, forgotten: 0, span: "15m" };
 
   async forget(file) {
     await this.props.actions.forget(file);
     this.setState(({ forgotten }) => ({ forgotten: forgotten + 1 }));
   }
 
-  render({ live }, { forgets, forgotten }) {
+  render({ live, store }, { forgets, forgotten, span }) {
+    const finished = store.events.filter(isOfRequest).length;
     const models = byName(live.caches).filter((model) => tokensOf(model) > 0);
     return html`
       <h1>Caches</h1>
@@ -34,6 +41,12 @@ export class Caches extends Component {
       ${models.length > 0 && html`<section class="card memory" aria-label="Prompt tokens">
         ${models.map((model) => html`<${Model} key=${model.name} model=${model} />`)}
       </section>`}
+      <section aria-labelledby="over-time-title" class="activity">
+        <header><h2 id="over-time-title">Over time</h2>
+          <${Segments} label="Range" value=${span} options=${SPANS} onChange=${(value) => this.setState({ span: value })} /></header>
+        <${Loaded} key=${span} version=${`${finished} ${Math.floor(Date.now() / RELOAD_MS)}`}
+          load=${() => get(`/corral/v1/caches/rates?span=${span}`)} show=${(found) => overTime(found, span)} />
+      </section>
       <${Loaded} version=${`${forgotten} ${Math.floor(Date.now() / RELOAD_MS)}`} load=${() => get("/corral/v1/caches")}
         show=${(found) => this.files(found)} />
       ${forgets && html`<${ForgetDialog} file=${forgets} onClose=${() => this.setState({ forgets: null })}
@@ -49,6 +62,25 @@ export class Caches extends Component {
         empty="No conversation is saved." />
       ${count > 0 && html`<p class="quiet">${count > files.length && `The latest used ${files.length} of `}${count === 1 ? "1 file" : `${whole(count)} files`}, ${bytes(size_bytes)}</p>`}`;
   }
+}
+
+function overTime({ until, interval_s, models, saved_today_s }, span) {
+  const names = Object.keys(models).sort();
+  if (names.length === 0) return html`<p class="empty">No request ended in this time, or no history is kept.</p>`;
+  return html`<div class="charts wide-charts">${names.map((name) => {
+    const tiers = [...TIERS.slice(0, -1), ...(models[name].node.some(Boolean) ? [NODE] : []), TIERS.at(-1)];
+    const columns = tiers.map(([tier]) => models[name][tier]);
+    return html`<${StackedChart} key=${`${name} ${tiers.length}`} title=${name} span_s=${SPANS_S[span]} least=${10} show=${whole}
+      unit=${`from caches, ${duration(saved_today_s[name] ?? 0)} saved today`} value=${fromCaches}
+      parts=${tiers.map(([tier, title]) => [`${tier}-tier`, title])}
+      data=${[timesUntil(until, interval_s, columns[0].length), ...columns]} />`;
+  })}</div>`;
+}
+
+// The share of the tokens that were not computed, which come last.
+function fromCaches(tokens) {
+  const all = tokens.reduce((sum, count) => sum + count, 0);
+  return percent(all ? 1 - share(tokens.at(-1), all) : null);
 }
 
 const FILE_COLUMNS = [
