@@ -123,12 +123,17 @@ class Server:
         """Run background work until cancelled, which must happen before `drain`."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._app.run())
+            process, emit = self._server_state.process, self._app.core.metrics.emit
             if self._settings.announce:
                 # Imported here, because most daemons do not use it and save its memory.
-                from proxy.nodes.mdns import announce  # noqa: PLC0415
+                from proxy.nodes import mdns  # noqa: PLC0415
 
-                process, emit = self._server_state.process, self._app.core.metrics.emit
-                group.create_task(announce(self._settings.host, self.port, process, emit))
+                group.create_task(mdns.announce(self._settings.host, self.port, process, emit))
+            if directory := self._settings.announce_in:
+                from proxy.nodes import files  # noqa: PLC0415 (as above)
+
+                target = files.target_of(self._settings.host, self.port)
+                group.create_task(files.announce(directory, target, process, emit))
 
     async def drain(self, timeout_s: float) -> None:
         """Let in-flight requests finish for `timeout_s`, then abort them.

@@ -386,6 +386,10 @@ class ProxySettings(SettingsTable):
     announce: bool = False
     """whether it is announced in the local network by multicast DNS, for the nodes of other
     machines; needs a listen that they reach"""
+    announce_in: ExpandedPath | None = None
+    """shared directory in which a file names the address of this daemon while it serves, for
+    [nodes.NAME] of other machines with file+http:///DIRECTORY/*.json; needs a listen that they
+    reach"""
     dashboard: bool = True
     """whether the dashboard is served, at /corral/"""
     engine_ui: Address | None = None

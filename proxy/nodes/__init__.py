@@ -1,5 +1,5 @@
 """Other machines whose models are served here too.
 
 `nodes` (`Nodes`, the face of the package), `settings` (`[nodes.NAME]`), `configured`, `monitor`,
-`model_list`, `loading`; `dns_resolver` and `mdns` are imported only when needed.
+`model_list`, `loading`; `dns_resolver`, `mdns` and `files` are imported only when needed.
 """

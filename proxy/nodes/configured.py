@@ -7,7 +7,6 @@ failed question changes nothing.
 from __future__ import annotations
 
 import functools
-import ipaddress
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -55,7 +54,7 @@ NODE_TIMES: Final = NodeTimes()
 
 @dataclass(frozen=True, slots=True, order=True)
 class NodeAddress:
-    host: str  # An IP address.
+    host: str  # An IP address; from a file also a name.
     port: int
     hostname: str  # The name in its certificate.
     # The questions that the address answers.
@@ -65,8 +64,7 @@ class NodeAddress:
     def __str__(self) -> str:
         if not self.has_own_port:
             return self.host
-        is_v6 = ipaddress.ip_address(self.host).version == 6
-        return f"[{self.host}]:{self.port}" if is_v6 else f"{self.host}:{self.port}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +74,7 @@ class Answer:
     addresses: Collection[NodeAddress] = ()
     ttl_s: float = 0.0
     failures: dict[str, str] = field(default_factory=dict)
+    empty: str = "it has no records"  # The problem if there are no addresses.
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +103,7 @@ def after(known: Known, answer: Answer, most: int = ADDRESSES_MAX) -> Known:
     found = {*answer.addresses, *kept}
     failures = known.failures + 1 if answer.failures else 0
     if not found and not answer.failures and known.addresses and known.is_confirmed:
-        problem = "it has no records any more; they are asked for once more"
+        problem = f"{answer.empty} any more; it is asked once more"
         return Known(known.addresses, problem, is_confirmed=False)
     before = frozenset(known.addresses)
     first: Iterable[NodeAddress] = sorted(
@@ -119,7 +118,7 @@ def _problem(found: Collection[NodeAddress], answer: Answer, most: int) -> str |
         reasons = "; ".join(dict.fromkeys(answer.failures.values()))
         return f"{reasons}; {len(found)} known addresses are kept" if found else reasons
     if not found:
-        return "it has no records"
+        return answer.empty
     if len(found) > most:
         return (
             f"it has {len(found)} addresses, of which {most} are used: "

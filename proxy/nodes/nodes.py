@@ -92,6 +92,10 @@ def _resolve_of(node: ConfiguredNode, times: NodeTimes) -> Callable[[], Awaitabl
         from proxy.nodes import mdns  # noqa: PLC0415 (only if a url needs it)
 
         return functools.partial(mdns.resolve, settings.parsed_url)
+    if settings.parsed_url.discovery == "file":
+        from proxy.nodes import files  # noqa: PLC0415 (as above)
+
+        return functools.partial(files.resolve, settings.parsed_url)
     from proxy.nodes.dns_resolver import resolve  # noqa: PLC0415 (as above)
 
     server = parse_name_server(settings.resolver) if settings.resolver else None

@@ -1,6 +1,7 @@
 """`[nodes.NAME]`: another machine, or all machines of a name, whose models are served here too.
 
-The url has the address of one machine, or a name with a machine for each of its records.
+The url has the address of one machine, a name with a machine for each of its records, or the
+pattern of files that name machines.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from pydantic import AfterValidator, Field, model_validator
 
 from proxy.common.toml_types import ExpandedPath, SettingsTable, Text
 
-Discovery = Literal["dns", "mdns"]
-_DISCOVERIES: Final[Mapping[str, Discovery]] = {"dns": "dns", "mdns": "mdns"}
+Discovery = Literal["dns", "mdns", "file"]
+_DISCOVERIES: Final[Mapping[str, Discovery]] = {"dns": "dns", "mdns": "mdns", "file": "file"}
 
 _PORTS: Final = {"http": 80, "https": 443}
 _DNS_PORT: Final = 53
@@ -29,7 +30,7 @@ class NodeUrl:
     discovery: Discovery | None  # The source of the addresses; None: the host is one machine.
     is_tls: bool
     is_service: bool  # Whether the host names SRV records, which have the ports.
-    host: str
+    host: str  # With files, the pattern of their paths.
     port: int  # The port in the url, or the default of its scheme.
     prefix: str  # Prefix of every path: empty or `/something`.
 
@@ -50,7 +51,9 @@ def parse_url(url: str) -> NodeUrl:
     prefix, _, scheme = parts.scheme.rpartition("+")
     discovery = _DISCOVERIES.get(prefix)
     if prefix and not discovery:
-        raise ValueError("not http:// or https://, nor dns+ or mdns+ before it")
+        raise ValueError("not http:// or https://, nor dns+, mdns+ or file+ before it")
+    if discovery == "file":
+        return _parse_files(parts.netloc, parts.path, scheme)
     if scheme not in _PORTS or not parts.hostname:
         raise ValueError("not http://HOST:PORT or https://HOST:PORT, nor dns+ or mdns+ before it")
     if "@" in parts.netloc or parts.query or parts.fragment:
@@ -58,13 +61,8 @@ def parse_url(url: str) -> NodeUrl:
     if parts.port == 0:  # reading `port` rejects other invalid ones
         raise ValueError("not a port")
     host, is_service = parts.hostname, _is_service(parts.hostname)
-    if discovery and _is_address(host):
-        raise ValueError(f"{host} is an address, which has no records; write it without dns+")
-    if discovery and is_service and parts.port:
-        raise ValueError("a port, which comes from the SRV records; leave it out")
-    is_local_service = is_service and host.rstrip(".").endswith("._tcp.local")
-    if discovery == "mdns" and not is_local_service:
-        raise ValueError("not mdns+http://_llama-corral._tcp.local, or another service of .local")
+    if discovery:
+        _check_name(discovery, host, has_port=parts.port is not None)
     return NodeUrl(
         discovery=discovery,
         is_tls=scheme == "https",
@@ -73,6 +71,26 @@ def parse_url(url: str) -> NodeUrl:
         port=parts.port or _PORTS[scheme],
         prefix=parts.path,
     )
+
+
+def _check_name(discovery: Discovery, host: str, *, has_port: bool) -> None:
+    is_service = _is_service(host)
+    if _is_address(host):
+        raise ValueError(f"{host} is an address, which has no records; write it without dns+")
+    if is_service and has_port:
+        raise ValueError("a port, which comes from the SRV records; leave it out")
+    is_local_service = is_service and host.rstrip(".").endswith("._tcp.local")
+    if discovery == "mdns" and not is_local_service:
+        raise ValueError("not mdns+http://_llama-corral._tcp.local, or another service of .local")
+
+
+def _parse_files(netloc: str, path: str, scheme: str) -> NodeUrl:
+    directory, _, name = path.rpartition("/")
+    is_plain = not any(character in directory for character in "*?[")
+    if netloc or not name or not is_plain or scheme not in _PORTS:
+        raise ValueError("not file+http:///DIRECTORY/*.json, with three slashes")
+    is_tls = scheme == "https"
+    return NodeUrl("file", is_tls, is_service=False, host=path, port=_PORTS[scheme], prefix="")
 
 
 def parse_name_server(text: str) -> tuple[str, int]:
@@ -115,7 +133,8 @@ class NodeSettings(SettingsTable):
     """its base URL, as http://192.168.1.7:8080: another llama-corral, a llama-server, or any server
     with OpenAI's API; dns+http://NAME:8080 is as many nodes as the name has addresses, or SRV
     records if it begins with _service._proto; mdns+http://_llama-corral._tcp.local those that
-    announce themselves in the local network"""
+    announce themselves in the local network; file+http:///DIRECTORY/*.json those that have a file
+    there (announce_in)"""
     resolver: Annotated[Text, AfterValidator(_name_server)] | None = None
     """ADDRESS:PORT of the name server to ask for a url with dns+; unset: those of the system"""
     key_file: ExpandedPath | None = None

@@ -31,7 +31,7 @@ def test_addresses_come_and_go_with_the_records() -> None:
 def test_no_records_count_when_they_are_confirmed() -> None:
     doubted = after(known("10.0.0.1"), Answer())
     assert (hosts(doubted), doubted.pause_s()) == (["10.0.0.1"], 1)
-    assert "once more" in str(doubted.problem)
+    assert "asked once more" in str(doubted.problem)
     empty = after(doubted, Answer())
     assert (hosts(empty), empty.problem) == ([], "it has no records")
     assert after(doubted, Answer(machines("10.0.0.1"))).problem is None

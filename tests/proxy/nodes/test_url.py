@@ -10,7 +10,7 @@ from proxy.nodes.settings import NodeUrl, normalized, parse_name_server, parse_u
 
 
 def url_of(
-    discovery: Literal["dns"] | None, flags: str, host: str, port: int, prefix: str
+    discovery: Literal["dns", "file"] | None, flags: str, host: str, port: int, prefix: str
 ) -> NodeUrl:
     return NodeUrl(discovery, "tls" in flags, "srv" in flags, host, port, prefix)
 
@@ -23,6 +23,7 @@ def url_of(
         ("dns+http://corral.default.svc", url_of("dns", "", "corral.default.svc", 80, "")),
         ("dns+https://corral:8443/api", url_of("dns", "tls", "corral", 8443, "/api")),
         ("dns+http://_http._tcp.corral", url_of("dns", "srv", "_http._tcp.corral", 80, "")),
+        ("file+https:///shared/*.json", url_of("file", "tls", "/shared/*.json", 443, "")),
     ],
 )
 def test_a_url_says_where_addresses_come_from(url: str, parsed: NodeUrl) -> None:
@@ -40,6 +41,8 @@ def test_a_url_says_where_addresses_come_from(url: str, parsed: NodeUrl) -> None
         ("dns+http://_http._tcp.corral:80", "comes from the SRV records"),
         ("dns+http://key@corral", "belongs into key_file"),
         ("http://a:0", "not a port"),
+        ("file+http://nodes.d/*.json", "three slashes"),
+        ("file+http:///nodes*/a.json", "three slashes"),
     ],
 )
 def test_other_urls_are_rejected_with_the_reason(url: str, reason: str) -> None:
