@@ -51,7 +51,7 @@ from proxy.settings import JobSettings, ProxySettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """What the proxy needs of its host. Without an optional part, its endpoints do not exist."""
+    """The host's interface for the proxy. Without an optional part, its endpoints do not exist."""
 
     loader: ModelLoader
     process: str = ""  # identifies this process for other proxies

@@ -93,7 +93,7 @@ def anthropic_type(status: int) -> str:
 
 
 class Retry(Enum):
-    """What the proxy does with a request whose instance failed (`proxy.forward.forward`)."""
+    """How the proxy continues with a request whose instance failed (`proxy.forward.forward`)."""
 
     NEVER = auto()
     ONCE = auto()  # before the first byte

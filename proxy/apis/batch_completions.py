@@ -270,7 +270,7 @@ class _Run:
             raise failed.exceptions[0] from None  # without the task group around it
 
     async def finish(self) -> None:
-        """Send what was not sent; if every prompt failed, the first one's error is the response."""
+        """Send the remaining results; if every prompt failed, the first error is the response."""
         stats = orjson.dumps(self._stats())
         if self._form == "lines":
             await self._response.finish(b'{"stats":%b}\n' % stats)

@@ -143,7 +143,7 @@ class ForwardedEndpoints(Feature):
     ) -> web.StreamResponse:
         """Answer a request with what `serve` sends, through `transforms`.
 
-        `api` is the format of the response; None for the one of the path.
+        `api` is the format of the response; None for the format of the path.
         """
         answer = ClientResponse(request, request[ACCESS_RECORD], *transforms, api=api)
         try:

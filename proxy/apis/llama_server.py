@@ -3,8 +3,8 @@
 `/props` and `/lora-adapters` do not show paths of this machine. If a model is not loaded, `/props`
 repeats the last response of its instance until the model changes. It never loads a model, because
 editors request it for every model in the list, and a web page can make a browser request it. If
-there are several models and the request names none, the response is the one of llama-server's
-router mode, with the members of the default model if there is one.
+there are several models and the request names none, the response is that of llama-server's router
+mode, with the members of the default model, if any.
 
 `/models/load`, `/models/unload`: a client may load and unload the models that it may use. Running
 requests finish before their model is unloaded, and a model that the operator stopped is not loaded.
@@ -18,8 +18,8 @@ model gets the request, and the one that generates the completion acts on it. Th
 
 `/tools` and `/cors-proxy` are the tools and MCP servers that an engine runs (`engine_tools`). They
 take no slot. Where a request names no model, the first model that has tools answers, loaded ones
-first. An instance that holds the conversation of the request gets it, else always the same one,
-because its MCP servers have a state of their own.
+first. An instance that holds the conversation of the request gets it, else always the same
+instance, because its MCP servers have state.
 
 Source: llama-server, builds 10434 and 11434: `model_path`, and `is_sleeping` for a model that is
 out of memory and returns with a request; `get_router_props` of tools/server/server-models.cpp;
@@ -371,7 +371,7 @@ _TOOL_FIELDS: Final = ("Accept", "Content-Type", "X-Resp-Type", "X-Tool-Cwd", "X
 # `/cors-proxy` sends these on to the other server, without the prefix.
 _PROXIED_PREFIX: Final = "x-llama-server-proxy-header-"
 _TOOL_RESPONSE_FIELDS: Final = ("Content-Type", "Mcp-Protocol-Version", "Mcp-Session-Id")
-# What a tool or another server says is no page of ours, and runs no script.
+# The output of a tool or of another server is no page of ours, and runs no script.
 _TOOL_HEADERS: Final[Mapping[str, str]] = MappingProxyType(
     {**PRIVATE, "Content-Security-Policy": "sandbox; default-src 'none'; frame-ancestors 'none'"}
 )

@@ -268,7 +268,7 @@ def _ignored_members(members: Mapping[str, Any], options: Mapping[str, Any]) -> 
 _NS: Final = 1_000_000  # in a millisecond
 
 
-# What a piece adds: those of `content`, `thinking`, `tool_calls` and `logprobs` that are not empty.
+# The members that a piece adds: `content`, `thinking`, `tool_calls` and `logprobs`, if not empty.
 Delta = dict[str, Any]
 Shape = Callable[[Delta], dict[str, Any]]
 

@@ -143,7 +143,7 @@ class OwnRequests:
     async def _try(
         self, send: Callable[[Share], Awaitable[None]], client: str, record: AccessRecord
     ) -> errors.ProxyError | None:
-        """Send a request in flight and log it; return its failure, whatever that is."""
+        """Send a request in flight and log it; return its failure of any kind."""
         core = self._core
         failure: errors.ProxyError | None = None
         try:

@@ -131,7 +131,7 @@ class PromptMatcher:
 
 # Source: server_prompt_cache::load, "don't trash large prompts".
 _KEPT_MIN: Final = 0.25
-# The last token of an answer is not in the cache, nor is the one that ends it.
+# The last token of an answer is not in the cache, nor is its end token.
 TOKENS_AWAY_MAX: Final = 2
 # The state and its checkpoints.
 _STATES: Final = 4

@@ -1,4 +1,4 @@
-"""Beliefs about what the instances' caches hold, and which instance owns which conversation.
+"""Beliefs about the contents of the instances' caches, and about the owner of each conversation.
 
 Beliefs are hints: noted when a request is given to an instance, weighed by the cache hits that
 responses report, and forgotten when the process is replaced. A withdrawn instance that is admitted

@@ -34,7 +34,7 @@ from proxy.cache.prompt_rules import ValueHashes, find_changes
 from proxy.observe.cache_finding import PLAIN, CacheFinding, Cause, Tier
 from proxy.upstream.endpoint_kinds import EndpointKind
 
-# A client that drops old messages may insert a few messages of its own.
+# A client that drops old messages may insert a few other messages.
 _INSERTED_MAX: Final = 3
 
 
@@ -289,7 +289,7 @@ class RecentPrompts:
     ) -> tuple[RecentPrompt | None, bool]:
         """Return the prompt before, and whether it belongs to the same conversation.
 
-        `conversation` is the one that the prompt is known to continue, if any.
+        `conversation`: the conversation that the prompt is known to continue, if any.
         """
         if conversation and (known := self._prompts.get(conversation)):
             return known, True
@@ -339,7 +339,7 @@ class RecentPrompts:
         kind: EndpointKind,
         members: Mapping[str, Any],
     ) -> CacheFinding:
-        """Add what a client changed in the first part of a prompt that differs, if that cost."""
+        """Add the client's change in the first part of a prompt that differs, if it had a cost."""
         part = _first_difference(earlier.outline, prompt.outline) if earlier else None
         if earlier is None or part is None or found.role == "assistant":
             return found

@@ -1,6 +1,6 @@
 """The prompt of a request in one canonical form, hashed so that equal prefixes are found. Pure.
 
-Whatever its API, a prompt is a sequence of parts: the tools, then each text, tool call, tool result
+In every API, a prompt is a sequence of parts: the tools, then each text, tool call, tool result
 and medium (its hash, repeated to the length of its tokens) with its role. Everything that clients
 change when they repeat a message is left out: ids of calls, the reasoning, white space around a
 text, cache marks, the formatting of JSON. A response is read by the same rules, so the next request
@@ -188,7 +188,7 @@ class Prompt:
 
     @property
     def shared_hashes(self) -> tuple[int, ...]:
-        """The hashes of all of it, and of what comes before the user's first message, if known.
+        """Hashes of the whole prompt, and of its part before the user's first message, if known.
 
         They are the same for all owners that share caches.
         """
@@ -252,7 +252,7 @@ def read_prompt(
 def with_answer(kind: EndpointKind, members: Mapping[str, Any], text: str) -> dict[str, Any]:
     """Return a request whose prompt ends with this answer, which the engine is to continue.
 
-    An answer at the end of a chat is replaced; after a raw prompt, the text is what follows it.
+    An answer at the end of a chat is replaced; a raw prompt is followed by the text.
     """
     if kind is EndpointKind.COMPLETION:
         return {**members, "prompt": members["prompt"] + text}
@@ -443,7 +443,7 @@ def _data(role: str, content: bytes, *, is_medium: bool) -> Part:
 
 def _call(name: object, arguments: object) -> Part:
     if isinstance(arguments, str) and len(arguments) <= _CALL_MAX_CHARACTERS:
-        # A truncated call stays as written, and so does one that is too long to parse.
+        # A truncated call stays as written, and so does a call that is too long to parse.
         with suppress(orjson.JSONDecodeError):
             arguments = orjson.loads(arguments)
     return _part("assistant", "call", json_bytes([name, arguments]))

@@ -13,8 +13,8 @@ The system prompt is that of a chat (its first messages of the roles system and 
 Anthropic's `system` with all its blocks, or of the Responses API (`instructions`, and the first
 items of these roles). All but `PromptRules` is pure, and that holds values in memory only.
 
-Source: Claude Code writes `x-anthropic-billing-header: …`, which is a line of its own with a hash
-of the request; anthropics/claude-code issue 32636.
+Source: Claude Code writes a line `x-anthropic-billing-header: …` with a hash of the request;
+anthropics/claude-code issue 32636.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _FREEZE, _MOVE = "freeze:", "move:"
 _TEXT_MAX: Final = 256 * 1024
 _VALUES_MAX: Final = 512
 _CHANGES_MAX: Final = 8
-# What a part of a prompt has besides its text: its role and its type.
+# The rest of a part of a prompt, besides its text: its role and its type.
 _PART_BYTES: Final = len(b"system\x1ftext\x1f")
 
 # A value's kind, and its first character and the one after its last.
@@ -108,7 +108,7 @@ def find_changes(
     same_bytes: int,
     before: ValueHashes | None,
 ) -> tuple[tuple[Change, ...], ValueHashes]:
-    """Return what differs in a part of a prompt, and the part's hashes for the next call.
+    """Return the differences in a part of a prompt, and the part's hashes for the next call.
 
     The first `same_bytes` of the prompt equal those of the earlier one. The changes are exact if
     `before` are the hashes of the same text with other values; otherwise the change is the first
@@ -174,7 +174,7 @@ def _texts(content: object) -> list[str]:
 def apply_rules(
     rules: Sequence[str], kind: EndpointKind, members: Members, frozen: Frozen = _NOTHING
 ) -> tuple[Members, tuple[str, ...], Frozen]:
-    """Return the members, the rules that changed them, and what later requests are frozen to.
+    """Return the members, the rules that changed them, and the values that later requests keep.
 
     The same members if nothing changes.
     """

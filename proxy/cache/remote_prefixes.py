@@ -113,7 +113,7 @@ class PrefixDigests:
             self._run = secrets.token_hex(8)
 
     def after(self, cursor: str, client: str | None, models: Iterable[str]) -> Digest | None:
-        """Return what was noted since the cursor of an earlier digest; None if nothing was.
+        """Return the notes since the cursor of an earlier digest; None if there are none.
 
         Limited to these models, and to one client unless `client` is None. A cursor that is
         unknown, or older than the last replacement of a process, gets everything.

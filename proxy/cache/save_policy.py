@@ -261,7 +261,7 @@ PAUSE_ENDS_S: Final = tuple(0.2 * 1.5**step for step in range(15))
 # Assumed before the first return: four of five return, half of these within this time.
 _PAUSE_RETURNED: Final = 0.8
 _PAUSE_S: Final = 2.0
-# The weight of what is assumed, or known of a client's other tools, in returns.
+# The weight, in returns, of assumptions and of the client's other tools.
 _PAUSE_SAMPLES: Final = 2.0
 # Older returns count less: about the latest thirty count.
 _PAUSE_KEPT: Final = 0.97
@@ -412,8 +412,8 @@ def idle_before_save_s(case: SaveCase) -> float:
     """Return how long an engine must have been idle when a save begins.
 
     After `t` idle seconds the next turn comes within a second with a probability of about
-    `1 / (t + usual_return_s)` (see `ReturnRates`). One that comes during the save waits for half of
-    it on average. The expected wait is at most `_TURN_WAIT_S`.
+    `1 / (t + usual_return_s)` (see `ReturnRates`). A turn that comes during the save waits for half
+    of it on average. The expected wait is at most `_TURN_WAIT_S`.
     """
     wanted_s = case.save_s**2 / (2 * _TURN_WAIT_S) - case.usual_return_s
     return max(IDLE_S, wanted_s)
@@ -440,7 +440,7 @@ class NextTurnCase:
     kept_p: float
 
 
-# Tokens computed ahead for each one that a client then need not wait for.
+# Tokens computed ahead for each token that a client then need not wait for.
 _AHEAD_COST_MAX: Final = 10.0
 
 
@@ -456,7 +456,7 @@ _LOST_MIN_S: Final = 0.5
 
 
 def handover_s(lost_s: float, slots: int) -> float:
-    """Return what it costs if a slot is handed over and its conversation returns, in slot seconds.
+    """Return the cost of handing over a slot whose conversation returns, in slot seconds.
 
     That the conversation then waits for another slot is no cost: others do not wait meanwhile.
 
@@ -470,7 +470,7 @@ def handover_s(lost_s: float, slots: int) -> float:
 def best_hold(
     shares: Sequence[float], idle_s: float, limit_s: float, cost_s: float
 ) -> tuple[float, float]:
-    """Return how long to hold a slot from now while requests wait, and what that gains.
+    """Return how long to hold a slot from now while requests wait, and the gain.
 
     Both are 0 if it gains more to hand the slot over. The gain is in slot seconds: a hold until a
     time gains `cost_s` if the conversation returns by then, and costs the time until it returns, or
@@ -480,7 +480,7 @@ def best_hold(
         shares: Of returns by each of `PAUSE_ENDS_S`, see `ToolPauses`.
         idle_s: Since the answer that called the tools.
         limit_s: The longest hold, from that answer.
-        cost_s: What handing over costs, see `handover_s`.
+        cost_s: Cost of handing over, see `handover_s`.
     """
     held_s = gained_s = lost_s = 0.0
     at_s, now = idle_s, _returned(shares, idle_s)
@@ -515,7 +515,7 @@ class IdleBudget:
         self._at_s = now_s
 
     def allows(self, duration_s: float, now_s: float) -> bool:
-        """Return whether work may begin; work that takes longer than all of it needs all of it."""
+        """Return whether work may begin; work longer than the whole allowance needs all of it."""
         passed_s, self._at_s = now_s - self._at_s, now_s
         self._left_s = min(self._most_s, self._left_s + self._share * passed_s)
         return self._share > 0 and self._left_s >= min(duration_s, self._most_s)

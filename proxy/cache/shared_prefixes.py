@@ -101,7 +101,7 @@ class SharedPrefixes:
         return None if unreported else _shared_prefix(prefix, kind, prompt)
 
 
-# A shorter beginning is not worth a file of its own.
+# A shorter beginning is not worth a separate file.
 BEGINNING_BLOCKS_MIN: Final = 16
 # Beginnings seen long ago count less: about the latest sixty count.
 _KEPT: Final = 0.984

@@ -22,8 +22,8 @@ holds only its owner's tokens. A request that names no slot can get any slot, an
 That costs nothing while a process has computed prompts of only one owner.
 
 Source: measured on build 10434; server-context.cpp of llama.cpp, get_available_slot. With
-`cache_prompt: false` `cache_n` is 0 in every API but Anthropic's, which ignores it, whatever slots
-and the host cache hold.
+`cache_prompt: false`, `cache_n` is 0 in every API but Anthropic's, which ignores it, with any
+content of slots and host cache.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class SlotOwners:
     def must_wait(self, request: SentRequest) -> bool:
         """Return whether a request must wait until earlier ones have their slots.
 
-        Otherwise one of them could get the other's slot and reuse its tokens.
+        Otherwise a request could get the slot of the other and reuse its tokens.
         """
         if not self.has_alone:
             return False
@@ -321,7 +321,7 @@ class SlotMap:
     def reserve(
         self, holder: object, conversation: Conversation | None, now_s: float
     ) -> Slot | None:
-        """Reserve the slot with the conversation, or else the one that the engine would take.
+        """Reserve the slot with the conversation, or else the slot that the engine would take.
 
         `conversation` is None if the request will name no slot. Returns None if no slot is known to
         be free.
@@ -485,7 +485,7 @@ class SlotMap:
                 return slot.id_slot
         return None
 
-    # What the engine would find.
+    # The tokens that the engine would find.
 
     def is_lost_if_named(self, slot: Slot) -> bool:
         """Return whether naming this slot loses the only copy of its previous content."""
@@ -525,7 +525,7 @@ class SlotMap:
         if self.host_cache and conversation and not self.is_in_use(conversation):
             self.host_cache.note_return(conversation)
 
-    # What the engine lists.
+    # The slots that the engine lists.
 
     def idle_conversations(self, listed: Sequence[SlotState], now_s: float) -> dict[int, Slot]:
         """Return the idle slots with a conversation and a sure number, by number."""

@@ -107,7 +107,7 @@ _LINES: Final = 500  # of a log
 _FILES_MAX: Final = 200
 
 
-# What a client that knows only the address needs to find; the documentation has all.
+# For a client that knows only the address; the documentation has all endpoints.
 _ENDPOINTS: Final = {
     "models": "/v1/models",
     "chat": "/v1/chat/completions",

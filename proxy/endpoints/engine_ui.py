@@ -33,7 +33,7 @@ _PREFIXES: Final = ("/_app/", "/apple-", "/favicon", "/manifest", "/maskable-", 
 # No segment begins with a dot, so that no path leaves the files.
 _PATH: Final = re.compile(r"/(?:[\w-][\w.-]*(?:/[\w-][\w.-]*)*)?", re.ASCII)
 _PASSED: Final = ("Accept-Encoding", "If-None-Match")
-# Fields of the engine's header. Cookies and storage belong to a host, whatever the port, so fields
+# Fields of the engine's header. Cookies and storage belong to a host with all its ports, so fields
 # that change them would change the dashboard's.
 _PASSED_BACK: Final = (
     "Cache-Control", "Content-Encoding", "Content-Length", "Content-Type", "ETag", "Vary",

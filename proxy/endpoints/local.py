@@ -213,7 +213,7 @@ class LocalEndpoints(Feature):
         return json_response(health(model_infos, self._router.instances()))
 
     async def live(self, _: web.BaseRequest) -> web.Response:
-        """Answer that the proxy is alive, whatever the state of the models."""
+        """Answer that the proxy is alive, in any state of the models."""
         return json_response(dict(HEALTHY))
 
     async def models(self, request: web.BaseRequest) -> web.Response:

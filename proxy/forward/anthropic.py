@@ -1,7 +1,7 @@
 """Translates the response to a request of Anthropic's messages API that was sent as a chat.
 
 The engine translates requests itself, but drops members that it does not know, such as the format
-and LoRA adapters. So only requests with one of these are sent as the chat that has their prompt
+and LoRA adapters. So only requests with such a member are sent as the chat that has their prompt
 (`request/chat_form.py`).
 
 Source: Anthropic's API reference, "Create a Message", `output_config`, and "Streaming messages";

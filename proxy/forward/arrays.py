@@ -1,8 +1,8 @@
 """Splits a request for several answers into smaller ones, and joins the responses.
 
 An engine computes the prompts of an array in all of its slots, and queues the rest internally, so
-other requests would wait behind all of them. Here each prompt is a request with a lease of its own.
-An array that an engine refuses anyway is passed to it.
+other requests would wait behind all of them. Here each prompt is a request with its own lease. An
+array that an engine refuses anyway is passed to it.
 
 Several answers to one prompt that fit into an engine are its own work: it computes the prompt once.
 More answers are split. Requests for one answer each share a slot file of the whole prompt; if that
@@ -127,8 +127,8 @@ class Fork:
 def fork_of(request: ProxyRequest, instances: Sequence[RoutingTarget]) -> Fork | None:
     """Return how to split a request for more answers than any of `instances` has slots.
 
-    So is one whose calls are checked, each answer on its own. None if one of them has enough, or if
-    an engine refuses the request anyway.
+    So is a request whose calls are checked, because each answer is checked separately. None if one
+    instance has enough slots, or if an engine refuses the request anyway.
 
     Raises BadRequest: the request is too large to be sent for each answer.
     """

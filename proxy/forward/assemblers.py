@@ -63,7 +63,7 @@ class Assembler(ResponseReader):
         raise NotImplementedError
 
     def partial_text(self) -> Unfinished | None:
-        """Return the text of an incomplete response; None if that is not all of it."""
+        """Return the text of an incomplete response; None if the response has more than text."""
         return None
 
     def assemble(self) -> dict[str, Any]:
@@ -561,7 +561,7 @@ class CompletedResponse:
             events = stream[len(_DATA) : end - 2].split(b"\n\n" + _DATA)
             texts = [event[len(before) - len(_DATA) : 2 - len(after)] for event in events]
             if stream[:end] == before + (after + before).join(texts) + after:
-                # Whatever else these events have would end the string.
+                # Any other content of these events would end the string.
                 with suppress(orjson.JSONDecodeError):
                     text = orjson.loads(b'"%b"' % b"".join(texts))
                     reader.add_text(name.decode(), text, len(texts) - texts.count(b""))

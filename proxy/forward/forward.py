@@ -4,10 +4,9 @@
 one if there is no other. A request is not retried after its engine crashed, as it may have caused
 the crash; if that engine is on trial, the trial is suspected first, and the request is retried. The
 same holds for an engine's own error. `second_request` continues a plain chat. A client that leaves
-closes the upstream connection at once. Each prompt of an array is a request of its own, and so is
-each answer if one instance has too few slots for all (`arrays`).
-A request for a node gets the node's name of the model and a header that marks it, so that no two
-proxies forward it in a loop.
+closes the upstream connection at once. Each prompt of an array is a separate request, and so is
+each answer if one instance has too few slots for all (`arrays`). A request for a node gets the
+node's name of the model and a header that marks it, so that no two proxies forward it in a loop.
 
     error                                        then
     UpstreamConnectFailed, UpstreamShutDown      ONCE: one retry before the first byte
@@ -127,7 +126,7 @@ class Forward:
         turn: StoredTurn | None = None,
         others: Iterator[Awaitable[ProxyRequest]] | None = None,
     ) -> ProxyRequest:
-        """Answer a request, and return it, or the one of `others` that was answered instead.
+        """Answer a request, and return it, or the request of `others` that was answered instead.
 
         `turn` stores a response of the Responses API.
 
@@ -322,7 +321,8 @@ class Forward:
     async def _try_instances(self, request: ProxyRequest, response: Response) -> None:
         """Try instances until one completes the response.
 
-        One that broke off is continued on another instance, and one that yielded its slot on any.
+        An answer that broke off is continued on another instance, an answer that yielded its slot
+        on any.
         """
         if request.priority == "batch" and self._settings.batch_yields:
             request = replace(request, may_yield=second_request.may_yield(request))
@@ -406,7 +406,7 @@ class Forward:
 
 
 class _Requests:
-    """The requests for one answer: the client's, and those for the rest of what it got.
+    """The requests for one answer: the client's, and those for the rest of the answer.
 
     Attributes:
         latest: The request to send now.
@@ -430,7 +430,7 @@ class _Requests:
         return self._continuation is not None and self.tries.is_second
 
     def go_on(self, error: Exception) -> None:
-        """Set what to request after an error; raise the error if there is nothing."""
+        """Set the next request after an error; raise the error if there is none."""
         if isinstance(error, UpstreamFailed):
             is_committed = self._response.is_committed
             if further := next_try(error, self.tries, is_committed=is_committed):

@@ -42,7 +42,7 @@ class Explained(EventTransform):
         super().__init__()
         self._record = record
         self._lease: Lease | None = None
-        self._last = b""  # the last event, and what follows it
+        self._last = b""  # the last event, and the bytes after it
         self._passed = b""  # the event before it
 
     def note_lease(self, lease: Lease) -> None:
@@ -120,7 +120,7 @@ class CapturePoint:
 
 
 class Captured(StreamTransform):
-    """Shows an exchange what the instance sends, before other transforms change it."""
+    """Shows an exchange the instance's bytes, before other transforms change them."""
 
     holds_whole = False
 

@@ -318,7 +318,7 @@ class StreamEvents(EventTransform):
 
 
 def completed_response(request: ProxyRequest, turn: StoredTurn | None) -> StreamEvents:
-    """Return what completes the response to a request, and stores it if the request asks for it."""
+    """Return the transform that completes the response, and stores it on request."""
     base = {"model": request.json.get("model", request.model), **request_members(request.json)}
     if turn is not None:
         base["store"] = turn.is_stored

@@ -17,8 +17,8 @@ filter produces the second form for clients that did not ask for progress.
 
 Source: llama-server, builds 10434 and 11434: `prompt_progress` {total, cache, processed, time_ms},
 tokens; `processed` includes those of the cache. `n_predict` 0 computes a prompt and answers when it
-is in the slot's cache; `/v1/chat/completions` tokenizes what `/apply-template` returns, with
-special tokens.
+is in the slot's cache; `/v1/chat/completions` tokenizes the text of `/apply-template`, with special
+tokens.
 """
 
 from __future__ import annotations
@@ -300,7 +300,7 @@ class PrefillChunks:
         if own is None:
             return 0
         if count_page := _COUNT_PAGES.get(lease.request.kind):
-            # The engine translates this request. Does it make this chat of it?
+            # The engine translates this request. Is its result this chat?
             counted = await self._post(count_page, lease.request.body) or {}
             if counted.get("input_tokens") != len(tokens):
                 return 0

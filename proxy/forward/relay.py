@@ -1,4 +1,4 @@
-"""Plans what to request from an instance, and relays the response to the client.
+"""Plans the request to an instance, and relays the response to the client.
 
 `plan_request` decides whether to request a stream, and whether to assemble it here. An engine
 notices late that the client of a whole response has left, or not at all while another stream runs,
@@ -21,8 +21,8 @@ whole response includes that part, and a stream or an assembled response does no
 
 A client's stream is requested with progress only if progress changes nothing else in the stream. A
 chat that continues the assistant's message has that message in its first progress, and OpenAI's
-responses have events of their own there: both are requested as the client wrote them. A body that
-needs no change passes byte for byte; a changed one keeps every member of the client.
+responses have other events there: both are requested as the client wrote them. A body that needs no
+change passes byte for byte; a changed one keeps every member of the client.
 
 `ResponseRelay` inspects a stream up to the first token. After that, a chunk costs one read, one
 write and a count, in one step of the event loop and without waking the request. A client that reads
@@ -110,7 +110,7 @@ def is_passed_stream(request: ProxyRequest) -> bool:
 
 
 def plan_request(request: ProxyRequest, *, is_rest: bool = False) -> UpstreamRequestPlan:
-    """Return what to send; `is_rest`: a `Continuation` removes text that progress repeats."""
+    """Return the request to send; `is_rest`: a `Continuation` removes repeated text."""
     members = request.json
     is_assembled = _is_assembled(request)
     is_stream = is_assembled or is_passed_stream(request)
@@ -432,10 +432,11 @@ class ResponseRelay:
         await self._client_response.refuse(status, headers, client_body)
 
     async def _finish(self, completion: Completion, last: bytes) -> None:
-        """Send the last bytes and learn from the response, first what does not wait for the other.
+        """Send the last bytes and learn from the response, in the order in which neither waits.
 
-        A slow client must not keep the slot, and others need not wait for what the router learns.
-        What the response used is reported before both, so that it is recorded when a client has it.
+        A slow client must not keep the slot, and other clients need not wait while the router
+        learns. The use is reported before both, so that it is recorded when a client has the
+        response.
         """
         lease = self._lease
         if lease.chunked and completion.timings:

@@ -105,7 +105,7 @@ class StreamTransform:
 class EventTransform(StreamTransform):
     """Changes each event of a stream.
 
-    What an event of another format raises (LookupError, TypeError, AttributeError) becomes
+    Errors of an event in another format (LookupError, TypeError, AttributeError) become
     InvalidEvent.
     """
 
@@ -152,7 +152,7 @@ class Response:
         return False
 
     def add(self, transform: StreamTransform) -> None:
-        """Pass what instances send through a transform, before all others."""
+        """Pass the instances' bytes through a transform, before all others."""
         self._transforms.insert(0, transform)
 
     def remove(self, transform: StreamTransform) -> None:
@@ -160,7 +160,7 @@ class Response:
 
     @contextmanager
     def through(self, transform: StreamTransform) -> Iterator[None]:
-        """Pass what instances send in the block through a transform, before all others."""
+        """Pass the instances' bytes in the block through a transform, before all others."""
         self.add(transform)
         try:
             yield
@@ -319,7 +319,7 @@ class Response:
 class _Written(web.StreamResponse):
     """The response of a handler that has written it: aiohttp has nothing to send.
 
-    These are the members that aiohttp's server uses of what a handler returns.
+    These are the members that aiohttp's server uses of a handler's response.
     """
 
     prepared = True
@@ -418,7 +418,7 @@ class ClientResponse(Response):
         return web.StreamResponse() if self._response is None else self._response
 
     def note_fallback(self, requested_model: str) -> None:
-        """Note that another model may answer than the one that the client requested."""
+        """Note that another model than the requested one may answer."""
         self._requested_model = requested_model
 
     def note_lease(self, lease: Lease) -> None:

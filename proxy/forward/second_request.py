@@ -1,7 +1,7 @@
 """Answers that need a second request: tools with a format, and a chat whose stream broke off.
 
 Tools with a format: llama-server supports only one of them in a request. With a format, no call is
-possible, whatever `tool_choice` says. So the format is left out if a call is required. If the model
+possible, regardless of `tool_choice`. So the format is left out if a call is required. If the model
 may choose, the first request has no format, and its response is held back. If it begins a call, it
 is the answer. If not, a second request has the format and `tool_choice: none`; its prompt is in the
 cache. The first response is abandoned as soon as its text begins as JSON, so a model that answers
@@ -322,7 +322,7 @@ class Continuation(EventTransform):
             raise AnswerDiffers
 
     def so_far(self, part: Unfinished) -> Unfinished:
-        """Return the client's answer so far; `part` is what this response has of it."""
+        """Return the client's answer so far; `part` is the part in this response."""
         before = self._unfinished
         text = part.text if self._has_all else before.text + part.text
         if len(text) <= len(before.text):

@@ -52,8 +52,8 @@ class Call:
     """A call as the client gets it.
 
     Attributes:
-        fault: What is wrong with it; empty if nothing is known to be.
-        text: What the model answered in place of a call, or None.
+        fault: The fault; empty if none is known.
+        text: The model's answer in place of a call, or None.
     """
 
     def __init__(self, name: str, arguments: str = "", call_id: str = "", fault: str = "") -> None:
@@ -84,7 +84,7 @@ class CheckedCalls(EventTransform):
         self._open: tuple[Call, ToolCall] | None = None
         # Events, their members, and the call that they are a piece of.
         self._held: list[tuple[bytes, Mapping[str, Any] | None, Call | None]] = []
-        self._fed = b""  # what `feed` returned last; it is lost if `end` discards the end
+        self._fed = b""  # the last result of `feed`; it is lost if `end` discards the end
         self._body: dict[str, Any] | None = None  # of a whole response that is held
         self._last: Mapping[str, Any] = {}  # the last piece of a stream
         self.is_stream = self._is_unparsed = self._is_unnamed = False
@@ -101,7 +101,7 @@ class CheckedCalls(EventTransform):
         return sum(call.is_changed for call in self.calls) - self.regenerated
 
     def begin(self, status: int, headers: CIMultiDict[str]) -> None:  # noqa: ARG002 (of any status)
-        """Forget what another instance sent, which broke off before any of it went out."""
+        """Forget the bytes of another instance that broke off before any of them went out."""
         self.calls, self._held, self._open = [], [], None
         self._splitter = Splitter()
 
@@ -214,7 +214,7 @@ class CheckedCalls(EventTransform):
         return {**usage, **counts}
 
     def rest(self) -> bytes:
-        """Return what the client has not got yet, once no call is broken."""
+        """Return the bytes that the client has not got yet, once no call is broken."""
         if self.is_stream:
             return self._fed + self._written()
         return orjson.dumps(self._substituted())
@@ -285,7 +285,7 @@ class CheckedCalls(EventTransform):
         return call
 
     def _close(self, *, is_cut: bool = False) -> None:
-        """Check the open call, and keep only the first piece of one that changes."""
+        """Check the open call, and keep only its first piece if it changes."""
         if self._open is None:
             return
         (call, written), self._open = self._open, None

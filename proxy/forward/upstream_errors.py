@@ -1,4 +1,4 @@
-"""Reads what an instance's own error means: a client's mistake, or a model that is not there. Pure.
+"""Reads the meaning of an instance's own error: a client's mistake, or a missing model. Pure.
 
 llama-server reports some mistakes of clients as its own failures, which a client library would
 retry twice.

@@ -101,7 +101,7 @@ def _drop_escapes(text: bytes) -> tuple[bytes, bytes]:
 _COPIES: Final = 5
 # Memory of a short string in a list; a list or an object counts as several values.
 _VALUE_BYTES: Final = 64
-# Parsing a smaller body takes less than 20 ms of the event loop, whatever its content.
+# Parsing a smaller body takes less than 20 ms of the event loop, with any content.
 LARGE_BYTES: Final = 128 * 1024
 # Parsing holds the GIL, so a second thread would only keep the event loop waiting longer.
 _THREADS: Final = 1

@@ -138,7 +138,7 @@ class _Stream(StreamReader):
 
 async def _reader(content_type: str, body: bytes) -> MultipartReader:
     boundary = boundary_of(content_type)
-    # aiohttp reads a preamble line by line, whatever its length.
+    # aiohttp reads a preamble of any length line by line.
     if not body.startswith(f"--{boundary}\r\n".encode()):
         raise BadRequest("the form does not begin with the boundary of its Content-Type")
     stream = _Stream(BaseProtocol(asyncio.get_running_loop()), len(body) + 1)

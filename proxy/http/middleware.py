@@ -228,7 +228,7 @@ class RequestMiddleware:
 
 
 def _error_of(request: web.BaseRequest, record: AccessRecord, error: Exception) -> ProxyError:
-    """Return the error for the client; raise one that breaks off its response."""
+    """Return the error for the client; raise an error that breaks off its response."""
     if isinstance(error, ProxyError):
         return error
     _log.error("internal error in request %s", record.request_id, exc_info=error)

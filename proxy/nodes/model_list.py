@@ -109,7 +109,7 @@ def names_of(remote_model: RemoteModel) -> int:
 
 
 def count_slots(body: bytes) -> int | None:
-    """Return the number of slots in a node's `/slots`; None if it is not such a list."""
+    """Return the number of slots in a node's `/slots`; None if it is no list of slots."""
     try:
         slots = orjson.loads(body)
     except orjson.JSONDecodeError:

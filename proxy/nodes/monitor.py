@@ -383,7 +383,7 @@ class NamedTasks:
 
 @define(eq=False, slots=False)
 class NodeMonitors:
-    """The monitors of all nodes, and what they share; iterates over the monitors.
+    """The monitors of all nodes, and their common state; iterates over the monitors.
 
     `on_change` is called when the models or the state of a node have changed; `takes_over` is held
     while the models of a node are admitted.

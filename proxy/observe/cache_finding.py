@@ -1,4 +1,4 @@
-"""What was found of a prompt in the caches: tokens, tiers, and the cause of a miss.
+"""The part of a prompt that was found in the caches: tokens, tiers, and the cause of a miss.
 
 `cache.miss_cause` determines the cause; `explanation` puts it into sentences.
 """
@@ -93,7 +93,7 @@ OF_PLACE: Final = frozenset(
 )
 
 
-# What a client changed: a value of this kind, other text, the order of its tools, or the tools.
+# A client's change: a value of this kind, other text, the order of its tools, or the tools.
 ChangeKind = Literal["header", "uuid", "time", "date", "path", "number", "text", "order", "tools"]
 # With the first character in the text of the message, and the one after the last; for tools 0, and
 # how many there are.
@@ -138,7 +138,7 @@ class CacheFinding(NamedTuple):
     held_ms: float | None = None
     hold_wait_ms: float | None = None
     ahead: int = 0  # Tokens of `found` that were computed before the request came.
-    # What the client changed in the message, or in the tools; empty if that is unknown.
+    # The client's changes in the message, or in the tools; empty if they are unknown.
     changes: Sequence[Change] = ()
 
     @property

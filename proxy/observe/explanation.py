@@ -338,7 +338,7 @@ _VALUE_KINDS: Final = frozenset({"header", "uuid", "time", "date", "path", "numb
 
 
 def changes_by_client(requests: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Gather what one client changed in the prompts of past requests, the costliest first.
+    """Gather a client's changes in the prompts of past requests, the costliest first.
 
     Each has its place (`role`, `message`, characters `start` to `end`), its `kind`, the `days` on
     which it changed, how many new `conversations` and later `turns` did, the `tokens` computed

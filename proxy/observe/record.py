@@ -164,7 +164,7 @@ class Timeline:
         self._charged = "stalled" if self._stalls else phase
 
 
-# What became of a broken call: repaired, generated again, neither; or repaired in the history.
+# The fate of a broken call: repaired, generated again, neither; or repaired in the history.
 CallOutcome = Literal["repaired", "regenerated", "failed", "history"]
 
 
@@ -251,7 +251,7 @@ class AccessRecord:
         self.bytes_out = 0
         # How often another engine continued the answer after the one before had ended.
         self.continued = 0
-        # Calls of tools by what became of them; None if there was nothing to do.
+        # Calls of tools by their fate; None if there was nothing to do.
         self.calls: Counter[CallOutcome] | None = None
         self.yields = 0  # How often it gave its slot to a request of higher priority.
 

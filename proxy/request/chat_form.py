@@ -2,7 +2,7 @@
 
 The engine translates Anthropic's messages and OpenAI's responses to its chat API before it renders
 a prompt. These translations are repeated here, so that a prompt of any of the three APIs can be
-rendered (`/apply-template`), and what clients send back of answers is learned in one form.
+rendered (`/apply-template`), and the form in which clients send back answers is learned once.
 
 Source: tools/server/server-chat.cpp of llama.cpp, builds 10434 and 11434, whose choices are
 repeated here.
@@ -284,13 +284,13 @@ def _without(members: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in members.items() if name not in names}
 
 
-# What clients send back of answers.
+# The parts of answers that clients send back.
 
 
 # Next messages that begin differently, also where a tokenizer joins a newline with the next one.
 _NEXT: Final = ("A", "\n1")
 
-# What an answer has that a template may write differently.
+# The parts of an answer that a template may write differently.
 AnswerKind = Literal["text", "reasoning", "calls"]
 
 
@@ -309,7 +309,7 @@ def _text(message: Message) -> str:
 
 
 # How programs write the arguments of a call that they have parsed: JavaScript, Python and Go, which
-# sorts them. The first one that fits counts.
+# sorts them. The first style that fits counts.
 _WRITERS: Final[Mapping[str, Callable[[Any], str]]] = {
     "compact": partial(json.dumps, ensure_ascii=False, separators=(",", ":")),
     "spaced": partial(json.dumps, ensure_ascii=False),
@@ -355,7 +355,7 @@ class Given(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SentBack:
-    """What a client sends back of an answer."""
+    """The parts of an answer that a client sends back."""
 
     is_trimmed: bool = False
     has_reasoning: bool = False
@@ -388,7 +388,7 @@ class SentBack:
         return {**call, "function": {**function, "arguments": arguments}}
 
     def after(self, given: Given, sent: Message, following: Message) -> SentBack:
-        """Return what is known once a client has sent an answer back, and what follows it."""
+        """Return the habits known once a client has sent back an answer and the next messages."""
         text, found = hash(_text(sent)), self
         if text in {given.whole, given.trimmed} and given.whole != given.trimmed:
             found = replace(found, is_trimmed=text == given.trimmed)

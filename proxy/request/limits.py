@@ -330,7 +330,7 @@ class _Checker:
 
     def _check_list(self, name: str, value: object) -> None:
         if isinstance(value, str):
-            # `stop` may be one string; each character of `samplers` is one of them.
+            # `stop` may be one string; each character of `samplers` is a sampler.
             if name == "samplers":
                 self._enforce(name, "entries", len(value), "samplers")
             else:

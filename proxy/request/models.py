@@ -1,7 +1,7 @@
 """The proxy's interfaces to the supervisor: the models, and operations on them.
 
-Model names and their resolution; loading and unloading; prefilling prompts; the use of GPUs; what
-Ollama's API reports of a model.
+Model names and their resolution; loading and unloading; prefilling prompts; the use of GPUs; the
+properties of a model in Ollama's API.
 """
 
 from __future__ import annotations
@@ -310,7 +310,7 @@ class PromptWarmer(Protocol):
 class ModelDetails:
     """Metadata of a model's file."""
 
-    architecture: str = ""  # GGUF's name of it, such as `llama`.
+    architecture: str = ""  # GGUF's name of the architecture, such as `llama`.
     chat_template: str = ""
     capabilities: tuple[str, ...] = ("completion",)
 

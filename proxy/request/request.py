@@ -129,7 +129,8 @@ class ProxyRequest:
     # Whether it belongs to a request that was queued before, so that the queue's limit does not
     # apply.
     is_let_in: bool = False
-    # Whether others ask for one answer each to the same prompt, so all of it is worth saving.
+    # Whether other requests ask for one answer each to the same prompt, so all of it is worth
+    # saving.
     is_branch: bool = False
     # Whether its answer can be interrupted and continued, for requests of higher priority.
     may_yield: bool = False
@@ -217,7 +218,7 @@ async def read_request(
 
 
 def complete(read: ProxyRequest, request: web.BaseRequest, request_id: str, path: str) -> None:
-    """Set what does not come from the body."""
+    """Set the fields that do not come from the body."""
     key, given = request[KEY], request.headers
     read.request_id, read.client = request_id, key.name if key else request.remote or ""
     read.method, read.path, read.query = request.method, path, request.rel_url.raw_query_string
@@ -293,7 +294,7 @@ PromptChange = Callable[[EndpointKind, dict[str, Any]], tuple[dict[str, Any], st
 
 
 def prompt_change(request: web.BaseRequest, names: ModelNames) -> PromptChange | None:
-    """Return what the prompt rules of a request's client do; None if it has none."""
+    """Return the effect of the prompt rules of a request's client; None if it has none."""
     all_rules = names.prompt_rules
     if all_rules is None:
         return None

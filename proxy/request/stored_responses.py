@@ -21,7 +21,7 @@ import orjson
 from proxy.errors import BadRequest, LimitExceeded, PreviousResponseNotFound, quote
 from proxy.settings import StoredResponseSettings
 
-# Memory of the objects around a response, whatever its length.
+# Memory of the objects around a response of any length.
 _OVERHEAD_BYTES: Final = 1024
 
 Items = Sequence[Any]

@@ -1,6 +1,6 @@
-"""The tools of a request: what their schemas allow, and broken calls of them. Pure.
+"""The tools of a request: the arguments that their schemas allow, and broken calls. Pure.
 
-Arguments of a new call that are not what the tool's schema allows are read leniently. The result
+Arguments of a new call that the tool's schema does not allow are read leniently. The result
 counts only if it has the letters and digits of the model's text in the same order: then only
 punctuation was wrong. Arguments that a limit may have cut are never completed, because the half of
 a command may be another command.
@@ -38,7 +38,7 @@ _WORDS: Final = re.compile(r"\b(?:None|null)\b")
 
 
 class Tools:
-    """The tools of a request, and what their schemas allow."""
+    """The tools of a request, and the arguments that their schemas allow."""
 
     def __init__(self, members: Mapping[str, Any]) -> None:
         self.schemas: dict[str, Any] = {}
@@ -50,7 +50,7 @@ class Tools:
         self._validators: dict[str, Any] = {}
 
     def mend(self, name: str, arguments: str, *, is_cut: bool) -> tuple[str, str]:
-        """Return the arguments of a call and what is wrong with them, empty if nothing.
+        """Return the arguments of a call and their fault, empty if there is none.
 
         They are changed if a lenient reading of them is right.
         """
@@ -68,7 +68,7 @@ class Tools:
         return arguments, fault
 
     def _readings(self, name: str, text: str, given: object) -> Iterator[object]:
-        """Yield what broken arguments may mean."""
+        """Yield possible meanings of broken arguments."""
         if not text or given is None:
             if not text or text == "null":
                 yield {}
@@ -115,12 +115,12 @@ def _refuse_reference(uri: str) -> Any:
 
 
 def _letters(text: str) -> str:
-    """Return the letters and digits of JSON, or of what resembles it, in lower case."""
+    """Return the letters and digits of JSON, or of similar text, in lower case."""
     return _SIGNS.sub("", _WORDS.sub("null", text)).lower()
 
 
 def _coerced(value: object, schema: object) -> object:
-    """Return a value whose texts are what the schema asks for, if JSON writes that like the text.
+    """Return a value of the schema's types in place of its texts, if JSON writes it like the text.
 
     Models that write arguments as tags, and those that quote numbers, send `"3"` for 3.
     """
@@ -140,7 +140,7 @@ def _coerced(value: object, schema: object) -> object:
 
 
 def _read_leniently(text: str) -> object:
-    """Return what broken JSON means most likely; None if it is too long or means nothing."""
+    """Return the most likely meaning of broken JSON; None if it is too long or has none."""
     if len(text) > _LENIENT_MAX_CHARACTERS:
         return None
     import json_repair  # noqa: PLC0415 (5 MB that few daemons need)
@@ -167,7 +167,7 @@ def with_mended_calls(
 
 
 class _CallMender:
-    """Mends the calls of one history, from its beginning, so that what follows changes nothing."""
+    """Mends the calls of one history from its beginning, so that later messages change nothing."""
 
     def __init__(self) -> None:
         self.count = 0

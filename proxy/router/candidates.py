@@ -177,7 +177,7 @@ def is_in_share(share: float, request: ProxyRequest) -> bool:
     """Return whether a conversation belongs to this share of all, above 0 and below 1.
 
     A hash of its beginning decides, so that all its turns agree, also after a restart, and a larger
-    share contains a smaller one. A request without a prompt is a conversation of its own.
+    share contains a smaller one. A request without a prompt is a separate conversation.
     """
     if request.session:
         digest = session_hash(request.model, request.client, request.session)

@@ -184,7 +184,7 @@ class Estimator:
         self._router = router
         self._loader = loader
         self._clock = clock
-        # What each model's responses taught; it outlives the model's instances.
+        # Learned from each model's responses; outlives the model's instances.
         self._tokens: defaultdict[str, PromptTokens] = defaultdict(PromptTokens)
         self._corrections: defaultdict[str, Correction] = defaultdict(Correction)
         self._errors: dict[str, Histogram] = {}  # relative errors by model, of the first 64

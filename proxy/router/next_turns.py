@@ -1,11 +1,11 @@
-"""Computes what the next turn of a conversation begins with, in its slot, before that turn comes.
+"""Computes the beginning of a conversation's next turn, in its slot, before that turn comes.
 
 A template may write an answer in another way than it was generated, for instance without its
-reasoning. The next turn then differs from what the slot holds. A recurrent state cannot be cut
-back, so such a turn is computed again from a checkpoint, or from its first token, and a slot file
-of the state is useless. So after an answer, the history is rendered as the next turn will send it:
-twice, with different next messages, because what both prompts have in common is what any next turn
-begins with. Of that, the engine computes what the slot lacks. The slot, and its file, then hold a
+reasoning. The next turn then differs from the slot's content. A recurrent state cannot be cut back,
+so such a turn is computed again from a checkpoint, or from its first token, and a slot file of the
+state is useless. So after an answer, the history is rendered as the next turn will send it: twice,
+with different next messages, because any next turn begins with the common part of both prompts. The
+engine computes the tokens of this part that the slot lacks. The slot, and its file, then hold a
 pure beginning of the next turn.
 
 This happens only on an engine without requests, if it pays (`pays_to_compute_ahead`), and not on a
@@ -14,12 +14,12 @@ lease is held: a request that gets the instance aborts the work at once, and fin
 were idle; if it names the slot, it waits for the end of the engine's batch. So the work is done in
 chunks of a tenth of a second. For a recurrent state or a sliding window, the engine makes a
 checkpoint, a copy of the state, for each chunk, and goes back to the last one that a prompt has in
-common with the slot. So these have few chunks, and the first one ends after that checkpoint: a
+common with the slot. So these have few chunks, and the first chunk ends after that checkpoint: a
 shorter prompt would remove it.
 
-What a client sends back of an answer is learned from its next turn: whole or trimmed, with or
-without the reasoning, how it writes the arguments of calls and a call without text, and whether a
-user's text comes before the results. A wrong guess costs idle time alone.
+The form in which a client sends back an answer is learned from its next turn: whole or trimmed,
+with or without the reasoning, how it writes the arguments of calls and a call without text, and
+whether a user's text comes before the results. A wrong guess costs idle time alone.
 
 Requests of Anthropic's and OpenAI's other APIs are read as the chats that have their prompts. If
 that is not as long as the engine reported, its build translates them in another way, and nothing is
@@ -27,7 +27,7 @@ computed ahead. A prompt with pictures is sent as text with them; the engine's c
 hashes.
 
 Source: llama-server, build 10434: `n_predict` 0 leaves exactly the prompt in the slot;
-`/v1/chat/completions` tokenizes what `/apply-template` returns, with special tokens.
+`/v1/chat/completions` tokenizes the text of `/apply-template`, with special tokens.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ _TIMEOUT_S: Final = 20.0
 _TURNS_MAX: Final = 512
 _DUE_MAX: Final = 32
 _TRIES_MAX: Final = 3
-# An answer's last token is not in the slot, nor is the one that ends it.
+# An answer's last token is not in the slot, nor is its end token.
 _AWAY_MAX: Final = 2
 # Bytes of text for each token of an answer, at least.
 _TOKEN_BYTES: Final = 3
@@ -192,8 +192,8 @@ class NextTurns:
     """Computes the next turns of conversations while instances are idle and `tasks` run.
 
     Attributes:
-        due: Conversations whose next turn waits to be computed, or is, with their instance.
-        running: What is computed now.
+        due: Conversations whose next turn waits or is being computed, with their instance.
+        running: The turns that are computed now.
         counts: By model.
     """
 
@@ -285,7 +285,7 @@ class NextTurns:
     def _learn(
         self, turn: _Turn, lease: Lease, timings: Timings, messages: Sequence[Message]
     ) -> int:
-        """Learn what the answer before became; return the tokens that were computed ahead."""
+        """Learn the form of the previous answer; return the tokens that were computed ahead."""
         request, model = lease.request, lease.upstream.model
         match messages[turn.place : turn.place + 2]:
             case [{"role": "assistant"} as sent, dict(following)]:
@@ -305,7 +305,7 @@ class NextTurns:
         return 0
 
     def _known(self, request: ProxyRequest) -> SentBack:
-        """Return what the client of a request sends back of answers."""
+        """Return the parts of answers that the client of a request sends back."""
         found = self._sent_back.get(_client(request))
         return found or SENT_BACK.get(request.kind, SentBack())
 
@@ -357,7 +357,7 @@ class NextTurns:
         turn.tries += 1
         work = self.running[instance] = _Work(conversation, slot_map)
         try:
-            with suppress(ProxyError, InvalidEvent):  # a request reports what is wrong
+            with suppress(ProxyError, InvalidEvent):  # a request reports the fault
                 await self._run(instance, work, turn, turn.exchange)
         finally:
             duration_s, counts = self._clock() - now_s, self.counts[upstream.model]
@@ -426,7 +426,7 @@ class NextTurns:
     async def _beginning(
         self, upstream: Upstream, exchange: _Exchange, prompt_tokens: int
     ) -> tuple[_Beginning, str]:
-        """Return what any next turn begins with, and its text; empty if the engine does not tell.
+        """Return the beginning of any next turn, and its text; empty if the engine does not tell.
 
         `prompt_tokens` is how many it reported for the request.
         """
@@ -462,8 +462,8 @@ class NextTurns:
             upstream: The instance.
             turn: The turn before.
             chat: Its request.
-            beginning: What the next turn begins with.
-            text: The text of that.
+            beginning: The tokens with which the next turn begins.
+            text: The text of `beginning`.
         """
         if turn.sent_tokens or isinstance(beginning, Mapping) or not upstream.is_all_or_nothing:
             return max(turn.sent_tokens, turn.prompt_tokens)

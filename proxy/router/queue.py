@@ -624,7 +624,7 @@ class SlotAssignment:
         if instance.prefilling > 1:  # its engine computes prompts in the order of their arrival
             return 0
         missing = blocks - self._available_blocks(upstream, prompt)
-        if is_branch:  # what a slot of this instance holds, the other branches have not
+        if is_branch:  # a slot here is of no use to the other branches: only files count
             missing = blocks - self.prefix_index.saved_blocks(upstream, prompt)
         measures, rates = self.prefix_index.measures[upstream.model], instance.rates
         tokens = blocks * BLOCK_TOKENS
@@ -670,7 +670,7 @@ class SlotAssignment:
     def _lease(
         self, queued: QueuedRequest, instance: RoutingTarget, hint: CacheHint | None, now_s: float
     ) -> Lease:
-        """Lease a slot; `hint` is what the caches hold of the prompt, None if not looked up yet."""
+        """Lease a slot; `hint`: the cached part of the prompt, None if not looked up yet."""
         request, prompt = queued.request, queued.request.prompt
         on_first_token = self._on_first_token if instance.upstream.prefer_pure_decode else None
         lease = Lease(request, instance, self.clock, on_first_token=on_first_token)
@@ -704,7 +704,7 @@ class SlotAssignment:
         return lease
 
     def _count_turn(self, instance: RoutingTarget, weight: float) -> None:
-        # One that was busy or new has missed turns, and does not get them all now.
+        # A model that was busy or new has missed turns, and does not get them all now.
         self._turn = max(self._turn, instance.turn)
         instance.set_turn(self._turn + 1 / weight)
 

@@ -397,7 +397,7 @@ class InstanceTasks:
             self._wanted.clear()
 
     def wake(self, kind: str, instance: RoutingTarget, work: InstanceWork) -> None:
-        """Start work, or set the event of the one that runs already; nothing without `run`."""
+        """Start work, or set the event of the work that runs already; nothing without `run`."""
         if event := self._wanted.get((kind, instance)):
             event.set()
         elif self._group:

@@ -38,7 +38,7 @@ from proxy.settings import ProxySettings
 
 HoldResult = Literal["kept", "expired", "yielded", "ended"]
 
-# The longest further wait of agents for held slots, as a multiple of what the hold gains.
+# The longest further wait of agents for held slots, as a multiple of the hold's gain.
 _PATIENCE: Final = 5.0
 # The longest wait for them, as a share of the request's timeout.
 _TIMEOUT_SHARE: Final = 0.5
@@ -50,7 +50,7 @@ def hold_wait_s(turn_s: float, worth_s: float, timeout_s: float, *, is_patient: 
 
     Args:
         turn_s: How long the requests before it would take without holds.
-        worth_s: What a hold gains, see `best_hold`.
+        worth_s: Gain of a hold, see `best_hold`.
         timeout_s: How long it may wait.
         is_patient: Whether it is an agent's next turn, or work that can wait.
     """
@@ -131,8 +131,8 @@ class SlotHolds:
         """Return the instances whose free slots are held for others, with the time left of each.
 
         Args:
-            request: One that waits, or has just come.
-            hint: What the caches hold of its prompt.
+            request: Waits, or has just come.
+            hint: The cached part of its prompt.
             waited_s: How long it has waited for held slots.
             turn_s: See `hold_wait_s`.
             now_s: The time.
@@ -211,7 +211,7 @@ class SlotHolds:
     def _kept(
         self, instance: RoutingTarget, request: ProxyRequest, hint: CacheHint, now_s: float
     ) -> list[tuple[float, float, SlotHold]]:
-        """Return the holds that a request respects, each with what it gains and its time left."""
+        """Return the holds that a request respects, each with its gain and its time left."""
         kept = []
         for hold in tuple(self.active[instance]):
             left_s, worth_s = self._best(hold, now_s)
@@ -223,11 +223,11 @@ class SlotHolds:
         return kept
 
     def _best(self, hold: SlotHold, now_s: float) -> tuple[float, float]:
-        """Return the time left of a hold, and what that gains."""
+        """Return the time left of a hold, and its gain."""
         return best_hold(hold.shares, now_s - hold.ended_at_s, self._max_s, self._cost_s(hold))
 
     def _cost_s(self, hold: SlotHold) -> float:
-        """Return what handing over costs, in seconds of slots."""
+        """Return the cost of handing over, in slot seconds."""
         instance, upstream = hold.instance, hold.instance.upstream
         slot_map = self._prefix_index.slot_maps[upstream.name]
         slot, host_cache = slot_map.find(hold.conversation), slot_map.host_cache

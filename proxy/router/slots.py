@@ -1,4 +1,4 @@
-"""Chooses the slot of a request, and learns from its response what the caches held.
+"""Chooses the slot of a request, and learns the contents of the caches from its response.
 
 `proxy.cache.slot_map` explains why and how slots are tracked; `SlotSelector` makes the engine use
 the chosen one.
@@ -285,7 +285,7 @@ class SlotSelector:
                     await files.added.wait()
 
     async def _take_from_other(self, lease: Lease) -> None:
-        """Have another instance save what it holds of a prompt, unless computing it is faster."""
+        """Have another instance save its part of a prompt, unless computing it is faster."""
         prompt, upstream, files = lease.request.prompt, lease.upstream, self._prefix_index.files
         if prompt is None:
             return

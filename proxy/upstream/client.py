@@ -5,7 +5,7 @@ without announcing it, and others after 5 s or 100 requests, so a reused connect
 new one over a unix socket costs 0.1 ms, and closing it frees the slot.
 
 Back-pressure: with more than 64 KiB unread, the socket is not read. State changes only in methods
-without `await`. The message of a TLS error with a node says what to configure.
+without `await`. The message of a TLS error with a node names the setting.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class UpstreamRequest:
 
 
 class UpstreamResponse(asyncio.Protocol):
-    """Sends a request on a connection of its own, and reads the response; used by one task.
+    """Sends a request on a new connection, and reads the response; used by one task.
 
     The context manager is entered when the response header has arrived. It and `read` raise:
 

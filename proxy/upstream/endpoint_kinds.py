@@ -15,7 +15,7 @@ from typing import Final
 
 
 class EndpointKind(Enum):
-    """What an endpoint computes, and in which API."""
+    """The kind of an endpoint's computation, and its API."""
 
     CHAT = auto()  # OpenAI's chat completions
     COMPLETION = auto()  # OpenAI's text completions

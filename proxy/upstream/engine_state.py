@@ -66,8 +66,8 @@ async def refresh_slots(
     """Use idle slots without changing their caches, so that another slot is least recently used.
 
     `slots` are their ids, each with the `lora` of the requests that computed its content; None if
-    requests of the model have none. Without it, the engine would later take the content for what
-    no adapter computed; with another one, it drops the content.
+    requests of the model have none. Without it, the engine would later assume that no adapter
+    computed the content; with another value, it drops the content.
 
     Failures are ignored; the engine then takes another slot than intended.
 

@@ -29,7 +29,7 @@ class Node:
     # Its share of requests as a multiple of an average instance's; None: by its speed.
     weight: float | None = None
     variants: tuple[str, ...] = ()  # Names of the model's variants that the node has.
-    # The context for connections with `is_tls`; None: one that trusts the system's CAs.
+    # The context for connections with `is_tls`; None: a context that trusts the system's CAs.
     tls: Callable[[], ssl.SSLContext] | None = field(default=None, compare=False, repr=False)
     hostname: str = ""  # The name in its certificate; empty: the host of the instance.
     # Whether it is a llama-corral, which knows the member `keep_alive`.
