@@ -9,6 +9,9 @@ The model is asked with two templates. In one a call stands in tags, behind whic
 grammar allows only calls that the schema does; in the other it is bare JSON, as with Llama 3, and
 free text.
 
+All cases take hours on two cores. So `--keep` keeps the outcomes in a file; a later run asks only
+the cases that are not in it, and the figures are those of all cases in it.
+
 A call is valid if it is of a tool of the request and its arguments are a JSON object that the
 tool's schema allows, by another library than the proxy's own. An answer without a call is neither
 valid nor broken: text never becomes a call.
@@ -39,6 +42,7 @@ from supervisor.system.paths import directories
 _FILE: Final = "BFCL_v4_simple_python.json"
 _TYPES: Final = {"dict": "object", "float": "number", "tuple": "array"}
 _WAYS: Final = ("pass", "repair")
+_TEMPLATES: Final = ("tags", "bare")
 _EXAMPLES: Final = 2
 _SETTINGS: Final = """
 [models.tags]
@@ -69,11 +73,19 @@ def main() -> int:
     """Print the shares; return 1 if repairing calls did not raise that of valid ones."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("package", type=Path, help="the wheel of bfcl-eval")
-    parser.add_argument("--count", type=int, default=300, help="cases")
+    parser.add_argument(
+        "--cases", type=_range, default=range(1, 301), metavar="FIRST-LAST", help="cases, from 1"
+    )
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        metavar="FILE",
+        help="keep outcomes there, and go on from it",
+    )
     parser.add_argument("--max-tokens", type=int, default=128, help="of an answer")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
     options = parser.parse_args()
-    cases = _read(options.package)[: options.count + _EXAMPLES]
+    cases, outcomes = _read(options.package), _Outcomes(options.keep)
     model = pinned.fetch(pinned.find_pin("smollm2"), directories().models, lambda *_: None)
     root = Path(__file__).resolve().parents[2]
     with tempfile.TemporaryDirectory(prefix="corral-") as home:
@@ -81,13 +93,10 @@ def main() -> int:
         corral.configure(_SETTINGS.format(model=model, root=root))
         corral.ok("start")
         try:
-            outcomes = {
-                name: asyncio.run(_ask_all(corral.url, name, cases, options.max_tokens))
-                for name in ("tags", "bare")
-            }
+            asyncio.run(_ask_all(corral.url, cases, options.cases, options.max_tokens, outcomes))
         finally:
             corral.end()
-    found = _result(outcomes)
+    found = _result(outcomes.counts())
     for figure in found.figures:
         shares = ", ".join(f"{way} {values[0]:.3g}" for way, values in figure.values.items())
         print(f"{figure.name}: {shares}")
@@ -129,17 +138,50 @@ def _schema(given: Any) -> Any:
     return schema
 
 
+class _Outcomes:
+    """The outcome of each case, by template and way; also in a file, if one is named."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._known: dict[tuple[str, str, int], str] = {}
+        if path and path.exists():
+            for template, way, case, outcome in map(json.loads, path.read_text().splitlines()):
+                self._known[template, way, case] = outcome
+
+    def __contains__(self, asked: tuple[str, str, int]) -> bool:
+        return asked in self._known
+
+    def add(self, asked: tuple[str, str, int], outcome: str) -> None:
+        self._known[asked] = outcome
+        if self._path:
+            with self._path.open("a") as file:
+                file.write(json.dumps([*asked, outcome]) + "\n")
+
+    def counts(self) -> Mapping[str, Mapping[str, Counter[str]]]:
+        """Return the numbers of outcomes, of cases that were asked in both ways."""
+        found = {name: {way: Counter[str]() for way in _WAYS} for name in _TEMPLATES}
+        for (template, way, case), outcome in self._known.items():
+            if all((template, other, case) in self._known for other in _WAYS):
+                found[template][way][outcome] += 1
+        return found
+
+
+def _range(text: str) -> range:
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
 async def _ask_all(
-    url: str, model: str, cases: Sequence[Case], max_tokens: int
-) -> Mapping[str, Counter[str]]:
-    outcomes = {way: Counter[str]() for way in _WAYS}
+    url: str, cases: Sequence[Case], numbers: range, max_tokens: int, outcomes: _Outcomes
+) -> None:
     async with session(url) as http:
-        for number in range(_EXAMPLES, len(cases)):
-            examples = cases[number - _EXAMPLES : number]
-            body = _body(model, examples, cases[number], max_tokens, seed=number)
-            for way in _WAYS:
-                outcomes[way][await _ask(http, body, way)] += 1
-    return outcomes
+        for number in numbers:
+            at = number + _EXAMPLES - 1  # in the list: the first ones are examples only
+            for template in _TEMPLATES if at < len(cases) else ():
+                body = _body(template, cases[at - _EXAMPLES : at], cases[at], max_tokens, seed=at)
+                for way in _WAYS:
+                    if (asked := (template, way, number)) not in outcomes:
+                        outcomes.add(asked, await _ask(http, body, way))
 
 
 def _body(
