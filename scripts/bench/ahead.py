@@ -7,6 +7,10 @@ round, both get the turn of a new conversation, and a short request of another c
 time, in which the engine is idle or computes ahead. Both get the same texts and times. The mean
 first token must not be more than 1.02 times that without computing ahead; the worst ones wait for
 the end of a batch.
+
+An engine that computes all the time has its first token after milliseconds, and so a busy machine
+decides the ratio. `--engine-share 0.1` lets each engine compute for a tenth of the time: it is as
+slow as a large model, and needs a processor so seldom that other work delays it little.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from support.corral_cli import CorralCli
 from scripts.bench.conversations import WORDS, chat
 from scripts.bench.mixed_requests import session
 from scripts.bench.result import Figure, Result
+from scripts.bench.slow_down import slowed_down
 
 RATIO_MAX: Final = 1.02
 # An engine begins after a quarter of a second; the work takes some seconds.
@@ -88,6 +93,12 @@ def main() -> int:
         "--words", type=int, default=4000, help="of a conversation's first question"
     )
     parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument(
+        "--engine-share",
+        type=float,
+        metavar="SHARE",
+        help="of the time an engine computes, such as 0.1",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="corral-") as directory, ExitStack() as stack:
@@ -107,6 +118,8 @@ def main() -> int:
                 _SETTINGS.format(path=path, share=share, grammar=tiny_gguf.REASONED, ctx=_CTX)
             )
             corral.ok("start")
+            for engine in corral.engines() if options.engine_share else ():
+                stack.enter_context(slowed_down(engine.pid, options.engine_share))
         times_s = measure(daemons, options.rounds, options.words, options.seed)
         computed = len(daemons["default"].events("next_turn.computed"))
         counts = [line for line in daemons["default"].ok("slots").splitlines() if "ahead" in line]

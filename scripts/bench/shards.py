@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from support.slow_worker import worker
 from scripts.bench.mixed_requests import session
 from scripts.bench.rates import answer
 from scripts.bench.result import Figure, Result
+from scripts.bench.slow_down import slowed_down
 from supervisor.builds import discover
 from supervisor.builds.discover import Engine
 from supervisor.system.paths import directories
@@ -36,7 +36,6 @@ SHARE: Final = 0.25
 ANSWERS: Final = 3
 TOKENS: Final = 64
 TOLERANCE: Final = 0.25
-_SLOW_DOWN: Final = Path(__file__).with_name("slow_down.py")
 
 
 @dataclass(frozen=True)
@@ -127,10 +126,7 @@ def _worker(engine: Engine, *, is_slow: bool) -> Iterator[int]:
     with ExitStack() as stack:
         process, port = stack.enter_context(worker(engine))
         if is_slow:
-            words = [sys.executable, str(_SLOW_DOWN), str(process.pid), str(SHARE)]
-            slow_down = subprocess.Popen(words)
-            stack.callback(slow_down.wait)
-            stack.callback(slow_down.kill)
+            stack.enter_context(slowed_down(process.pid, SHARE))
         yield port
 
 

@@ -7,11 +7,27 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Final
 
 PERIOD_S: Final = 0.01
+
+
+@contextmanager
+def slowed_down(pid: int, share: float) -> Iterator[None]:
+    """Slow a process down for the length of the block."""
+    slow_down = subprocess.Popen([sys.executable, __file__, str(pid), str(share)])
+    try:
+        yield
+    finally:
+        slow_down.kill()
+        slow_down.wait()
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 def main() -> None:
