@@ -6,6 +6,9 @@ alone. A last daemon gets the same streams with the same pauses, as of a person 
 batch request: the idle machine. A stream takes the engine from the batch in any case; in the ideal,
 exactly the time that it takes on the idle machine. Each answer must be the one given alone: the
 engines compute the same, as every other prompt shares nothing but the template.
+
+A 99th percentile needs a hundred streams: with `--streams 120`, the batch has as many lines as
+these take, and 120 more come to the idle machine.
 """
 
 from __future__ import annotations
@@ -17,9 +20,10 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
@@ -39,6 +43,7 @@ TOKENS, STREAM_TOKENS = 300, 16
 # The words of a batch request, unless an option says otherwise, and of a stream.
 BATCH_WORDS, STREAM_WORDS = 12, 120
 PAUSES_S: Final = (0.5, 6.0)
+_LINES_MAX: Final = 10_000
 SETTINGS = """
 [models.chat]
 path = "{path}"
@@ -64,21 +69,33 @@ class Run:
         return len(self.answers) * TOKENS / self.took_s
 
 
-async def run(url: str, prompts: Sequence[str], streams: Callable[[Run], bool]) -> Run:
-    """Send batch requests, and streams beside them as long as `streams` says so."""
+async def run(
+    url: str,
+    prompts: Iterable[str],
+    streams: Callable[[Run], bool],
+    pauses_s: tuple[float, float] = PAUSES_S,
+    *,
+    is_endless: bool = False,
+) -> Run:
+    """Send batch requests, and streams beside them as long as `streams` says so.
+
+    If the batch `is_endless`, it ends with the streams.
+    """
     found, rng = Run(), random.Random(2)  # noqa: S311 (a workload, no secret)
+    if is_endless:
+        prompts = takewhile(lambda _: streams(found), prompts)
     async with session(url) as http:
         await _stream(http, rng, Run())  # loads the model
         async with asyncio.TaskGroup() as group:
             group.create_task(_batch(http, prompts, found))
             while streams(found):
-                await asyncio.sleep(rng.uniform(*PAUSES_S))
+                await asyncio.sleep(rng.uniform(*pauses_s))
                 if streams(found):
                     await _stream(http, rng, found)
     return found
 
 
-async def _batch(http: aiohttp.ClientSession, prompts: Sequence[str], found: Run) -> None:
+async def _batch(http: aiohttp.ClientSession, prompts: Iterable[str], found: Run) -> None:
     began_at_s = time.monotonic()
     for prompt in prompts:
         body = {**_chat(prompt, TOKENS), "service_tier": "flex"}
@@ -126,22 +143,40 @@ def main() -> int:
     """Print the figures; return 1 if a goal was missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--lines", type=int, default=100, metavar="N", help="batch requests")
+    parser.add_argument("--streams", type=int, metavar="N", help="the batch lasts for N streams")
+    parser.add_argument(
+        "--pauses",
+        nargs=2,
+        type=float,
+        default=PAUSES_S,
+        metavar="S",
+        help="between streams, seconds",
+    )
     parser.add_argument("--words", type=int, default=BATCH_WORDS, metavar="N", help="of each")
     parser.add_argument("--quick", action="store_true", help="8 batch requests")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
     options = parser.parse_args()
     lines, rng = 8 if options.quick else options.lines, random.Random(1)  # noqa: S311 (as above)
-    prompts = [_words(rng, options.words) for _ in range(lines)]
+    prompts = [_words(rng, options.words) for _ in range(_LINES_MAX if options.streams else lines)]
+    pauses_s = tuple(options.pauses)
     model = pinned.fetch(pinned.find_pin("smollm2"), directories().models, lambda *_: None)
 
-    def measure(count: int, streams: Callable[[Run], bool], *, yields: bool = True) -> Run:
+    def measure(count: int | None, streams: Callable[[Run], bool], *, yields: bool = True) -> Run:
         with _serving(model, yields=yields) as url:
-            return asyncio.run(run(url, prompts[:count], streams))
+            lines = prompts[:count]
+            return asyncio.run(run(url, lines, streams, pauses_s, is_endless=count is None))
 
-    beside = measure(lines, lambda found: not found.took_s)
+    def beside_batch(found: Run) -> bool:
+        return not found.took_s
+
+    if options.streams:
+        beside = measure(None, lambda found: len(found.first_s) < options.streams)
+        lines = len(beside.answers)
+    else:
+        beside = measure(lines, beside_batch)
     alone = measure(lines, lambda _: False)
     idle = measure(0, lambda found: len(found.first_s) < len(beside.first_s))
-    runs_on = measure(lines // 4, lambda found: not found.took_s, yields=False)
+    runs_on = measure(max(2, lines // 4), beside_batch, yields=False)
     found = _result(beside, alone, idle, runs_on)
     for figure in found.figures:
         for variant, values in figure.values.items():
