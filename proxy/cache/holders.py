@@ -119,6 +119,7 @@ class Conversation:
     # Hashes that identify its next turn, oldest first, at most 6.
     turn_hashes: list[int] = field(default_factory=list)
     is_paused: bool = False  # Whether its request yielded its slot, and goes on later.
+    paused_save_s: float = 0.0  # How long it took to save it since its request yielded.
     # Counted in this proxy process; reveals nothing of the text.
     number: int = field(default_factory=count(1).__next__)
     # Why its latest turn was not saved; None if it was, or if nothing could be saved.

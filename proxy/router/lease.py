@@ -519,6 +519,29 @@ class Lease(InFlightRequest):
         before_s = self.yielded.ran_s if self.yielded else 0.0
         return before_s + self.clock() - self.began_at_s
 
+    @property
+    def spent_s(self) -> float:
+        """How much of that it has wasted by yielding: an estimate until it is measured."""
+        if self.yielded is None:
+            return 0.0
+        last_s = self.handover_s
+        return self.yielded.spent_s + (self.yielded.cost_s if last_s is None else last_s)
+
+    @property
+    def handover_s(self) -> float | None:
+        """How long its last yield kept slots from decoding; None if not known, or not yet.
+
+        Until the engine had stopped, to save what it had computed, and, with the slot in which it
+        goes on, until its next token: to restore that and to compute the rest again. Of a prompt
+        that was stopped, the time until its first token is no waste.
+        """
+        yielded, first_s = self.yielded, self.progress.first_token_at_s
+        is_rest = self.place is not None  # an answer that is computed again does not yield
+        if yielded is None or first_s is None or not (is_rest and yielded.unfinished.tokens):
+            return None
+        saved_s = self.conversation.paused_save_s if self.conversation else 0.0
+        return yielded.stop_s + saved_s + first_s - self.began_at_s
+
     def yield_slot(self, cost_s: float) -> bool:
         """Give up the slot, and end the block with SlotYielded; False if that is impossible now.
 
@@ -596,7 +619,10 @@ class SlotYielded(ProxyError):
         place: The request's tag and number in the queue.
         timings: Of the unfinished answer.
         ran_s: How long the request has held slots.
-        spent_s: How much of that it has wasted by yielding, as estimated.
+        spent_s: How much of that it had wasted by yielding before.
+        cost_s: How much it wastes now, as estimated.
+        at_s: When it yielded.
+        stop_s: How long the engine took to stop.
     """
 
     text = "the request gave up its slot"
@@ -609,7 +635,13 @@ class SlotYielded(ProxyError):
         self.place = place
         self.timings = lease.part_timings(unfinished.tokens)
         self.ran_s = lease.ran_s
-        self.spent_s: float = cost_s + (lease.yielded.spent_s if lease.yielded else 0.0)
+        self.spent_s = lease.spent_s
+        self.cost_s = cost_s
+        self.at_s = lease.clock()
+        self.stop_s = 0.0
+
+    def note_stopped(self, now_s: float) -> None:
+        self.stop_s = now_s - self.at_s
 
 
 # Assumed time for which a request holds a slot, before the first has finished.

@@ -39,7 +39,7 @@ from proxy.router.lease import Clock, Lease, RoutingTarget, SlotYielded
 from proxy.router.queue import QueuedRequest, QueueStats, RequestQueue, SlotAssignment
 from proxy.router.registry import Instances
 from proxy.settings import ProxySettings
-from proxy.upstream.upstream import Rates, Timings
+from proxy.upstream.upstream import Rates, Timings, average
 
 _RECHECK_MIN_S: Final = 0.001
 _RETRY_MAX_S: Final = 120
@@ -73,7 +73,7 @@ class ModelDemand:
 # The share of its time that a request may waste by yielding, and the seconds at its beginning.
 _WASTE_SHARE: Final = 0.1
 _WASTE_FIRST_S: Final = 0.2
-# A handover: the engine stops, lists its slots, and computes the last token again.
+# Assumed before the first handover: the engine stops, lists its slots, and computes a token again.
 _HANDOVER_S: Final = 0.05
 # A request that cannot stop at this moment can do so soon, such as after its next event.
 _STOPS_IN_S: Final = 0.02
@@ -125,6 +125,11 @@ class ModelQueue:
     ended_at_s: float = field(default=-math.inf, init=False)
     # Those of the instance that responded last; they outlive it.
     rates: Rates | None = field(default=None, init=False)
+    # Slots that batch requests gave up and whose answers go on, and the time that took, measured.
+    handovers: int = field(default=0, init=False)
+    handovers_s: float = field(default=0.0, init=False)
+    # Of the next one, without restoring and computing.
+    _fixed_s: float = field(default=_HANDOVER_S, init=False)
     _granted: dict[Lease, QueuedRequest] = field(factory=dict, init=False)
     _recheck: asyncio.TimerHandle | None = field(default=None, init=False)
 
@@ -256,6 +261,12 @@ class ModelQueue:
         order = enumerate(self._queue.order(self._clock()), 1)
         return {(entry.request.client, entry.request.request_id): number for number, entry in order}
 
+    def paused(self) -> list[tuple[ProxyRequest, float]]:
+        """Return the requests that wait to go on, with the time since they gave up their slots."""
+        now_s = self._clock()
+        order = self._queue.order(now_s)
+        return [(entry.request, now_s - entry.yielded.at_s) for entry in order if entry.yielded]
+
     @property
     def waiting(self) -> int:
         return self._queue.count
@@ -312,6 +323,8 @@ class ModelQueue:
             if not (lease.upstream.node or lease.request.is_background):
                 self.ended_at_s = self._clock()
             self._assignment.note_ended(lease.request)
+            if lease.yielded:
+                self._note_handover(lease, lease.yielded)
             if self._queue.count:
                 self.assign_slots()
             if not next(self._client_leases(), None):
@@ -381,8 +394,7 @@ class ModelQueue:
         for lease in leases if wanted > 0 else ():
             if lease.may_yield:
                 cost_s = self._handover_s(lease)
-                spent_s = lease.yielded.spent_s if lease.yielded else 0.0
-                if in_s := yields_in_s(lease.ran_s, spent_s, cost_s):
+                if in_s := yields_in_s(lease.ran_s, lease.spent_s, cost_s):
                     wait_s = min(wait_s, in_s)
                 else:
                     costs.append((cost_s, lease))
@@ -394,7 +406,15 @@ class ModelQueue:
     def _handover_s(self, lease: Lease) -> float:
         index = self._prefix_index
         slot_map, measures = index.slot_maps.get(lease.upstream.name), index.measures[self.model]
-        return _HANDOVER_S + resume_s(lease, slot_map, measures)
+        return self._fixed_s + resume_s(lease, slot_map, measures)
+
+    def _note_handover(self, lease: Lease, yielded: SlotYielded) -> None:
+        """Count a handover, and correct the estimate of the next ones by its error."""
+        if (taken_s := lease.handover_s) is not None:
+            self.handovers += 1
+            self.handovers_s += taken_s
+            corrected_s = self._fixed_s + taken_s - yielded.cost_s
+            self._fixed_s = max(0.0, average(self._fixed_s, corrected_s))
 
 
 def with_times(timings: Timings, lease: Lease, now_s: float) -> Timings:

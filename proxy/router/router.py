@@ -656,7 +656,7 @@ class Router:
         prompt, name = request.prompt, lease.upstream.name
         if prompt is None or conversation is None or slot is None:
             return
-        conversation.is_paused = True
+        conversation.is_paused, conversation.paused_save_s = True, 0.0
         tokens, _ = cut_off_tokens(lease.progress, held)
         held_tokens = tokens.prompt + tokens.cached + max(0, tokens.decoded - 1)
         if unfinished.text:
@@ -682,6 +682,7 @@ class Router:
                 self.signals.charged(use.client, use.tokens.total)
         self.queues[lease.request.model].release(lease)
         if lease.place and isinstance(lease.cut_by, SlotYielded):
+            lease.cut_by.note_stopped(self._clock())
             self._record_part(lease, lease.cut_by.unfinished, held)
         if self.next_turns.due:
             self.next_turns.note_end(lease.instance)

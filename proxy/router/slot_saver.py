@@ -103,6 +103,7 @@ class SlotSaver:
             self._measures[upstream.model].saves.note(transfer)
             if content.conversation:
                 content.conversation.no_file = None
+                content.conversation.paused_save_s += transfer.duration_s
             if slot.started_tick == sent:
                 slot.note_saved(content)
         return transfer

@@ -247,7 +247,11 @@ def tiers_text(found: messages.CachesStatus, now: datetime, columns: int | None 
     if not models:
         return "no model, and nothing on disk"
     rows = [row for status in models for row in _rows(status)]
-    lines = [line for status in models for line in (*_files(status, now), *_held(status))]
+    lines = [
+        line
+        for status in models
+        for line in (*_files(status, now), *_held(status), *_paused(status))
+    ]
     lines += _disk(found.disk)
     if is_fitting(_TIERS_HEAD, rows, columns):
         tables = [table(_TIERS_HEAD, rows)]
@@ -335,6 +339,20 @@ def _held(status: messages.CacheStatus) -> Iterator[str]:
         yield f"{status.model} held for agents: {ended}, {_seconds_text(status.held_s)} in all"
     for slot, left_s in status.held.items():
         yield f"{slot} is held for its next turn, for {_seconds_text(left_s)} at most"
+
+
+def _paused(status: messages.CacheStatus) -> Iterator[str]:
+    """Yield the batch requests that gave up their slots, and what that cost."""
+    if status.handovers:
+        yield (
+            f"{status.model}: {_count(status.handovers, 'time')} an answer went on after its batch "
+            f"request had given up its slot; that took {_seconds_text(status.handovers_s)} in all"
+        )
+    for paused in status.paused:
+        yield (
+            f"request {paused.request} of {paused.client} has been paused for "
+            f"{_seconds_text(paused.paused_s)}; it goes on when a slot is free"
+        )
 
 
 def _disk(disk: messages.SlotDiskStatus) -> Iterator[str]:

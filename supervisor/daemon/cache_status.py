@@ -8,9 +8,9 @@ from typing import Final
 
 from proxy.cache.save_policy import ModelCounts, OperationCounts, no_counts
 from proxy.observe.cache_finding import Tier
+from proxy.router.model_queue import ModelQueue
 from proxy.router.next_turns import NextTurnCounts
 from proxy.router.router import Router
-from proxy.router.slot_holds import SlotHolds
 from proxy.router.slots import CacheContents, TierUse
 from supervisor.daemon import control_messages as messages
 from supervisor.daemon.model_status import not_persisted_reason
@@ -38,7 +38,7 @@ def caches_status(
             use=router.cache_use.models.get(name, _NO_USE),
             counts=router.storage.counts.get(name),
             ahead=router.next_turns.counts.get(name),
-            holds=router.queues[name].holds if name in router.queues else None,
+            queue=router.queues.get(name),
             not_saved_reason=not_persisted_reason(models[name]) if name in models else None,
         )
         for name in dict.fromkeys((*models, *on_disk))
@@ -75,7 +75,7 @@ def cache_status(  # noqa: PLR0913 (all by name)
     use: Mapping[Tier, TierUse] = _NO_USE,
     counts: ModelCounts | None = None,
     ahead: NextTurnCounts | None = None,
-    holds: SlotHolds | None = None,
+    queue: ModelQueue | None = None,
     not_saved_reason: str | None = None,
 ) -> messages.CacheStatus:
     """Return the tiers of a model; `contents` is None if no instance of it runs."""
@@ -93,9 +93,15 @@ def cache_status(  # noqa: PLR0913 (all by name)
         next_turns=messages.NextTurnStatus.of(ahead or NextTurnCounts()),
         skipped={},
         not_saved_reason=not_saved_reason,
-        held=holds.slots_by_name() if holds else {},
-        holds=dict(holds.counts) if holds else {},
-        held_s=holds.held_s if holds else 0.0,
+        held=queue.holds.slots_by_name() if queue else {},
+        holds=dict(queue.holds.counts) if queue else {},
+        held_s=queue.holds.held_s if queue else 0.0,
+        paused=[
+            messages.PausedRequest(request.request_id, request.client, round(paused_s, 3))
+            for request, paused_s in (queue.paused() if queue else ())
+        ],
+        handovers=queue.handovers if queue else 0,
+        handovers_s=round(queue.handovers_s, 3) if queue else 0.0,
     )
 
 

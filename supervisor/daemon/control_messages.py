@@ -194,6 +194,14 @@ class SlotDiskStatus(Message):
     paused: bool = False
 
 
+class PausedRequest(Message):
+    """A batch request that gave up its slot `paused_s` ago, and waits to go on."""
+
+    request: str
+    client: str
+    paused_s: float
+
+
 class CacheStatus(Message):
     """The places that keep the prompts of one model.
 
@@ -201,7 +209,9 @@ class CacheStatus(Message):
     start. `oldest_at`: time of the oldest file on disk. `skipped`: number of conversations that
     were not saved, by reason (`cost`, `limit`). `held`: slots that are held for agents' next turns
     now, by instance and slot, with the seconds left. `holds`: their number since the start, by how
-    they ended (`kept`, `expired`, `yielded`, `ended`); `held_s`: their time.
+    they ended (`kept`, `expired`, `yielded`, `ended`); `held_s`: their time. `paused`: batch
+    requests that gave up their slots and wait; `handovers`: number of answers that went on after
+    that; `handovers_s`: the time that they and their slots lost by it.
     """
 
     model: str
@@ -219,6 +229,9 @@ class CacheStatus(Message):
     held: dict[str, float]
     holds: dict[str, int]
     held_s: float
+    paused: list[PausedRequest]
+    handovers: int
+    handovers_s: float
 
 
 class CachesStatus(Message):

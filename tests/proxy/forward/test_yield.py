@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -138,8 +138,8 @@ def end(prompt: int, completion: int, finish: str) -> list[bytes]:
     return [event(finish), usage(prompt, completion), DONE]
 
 
-async def serve(proxy: ProxyHarness, engine: Engine) -> None:
-    fake = await proxy.fake(engine.speak, is_admitted=False)
+async def serve(proxy: ProxyHarness, speak: Callable[[Call], Awaitable[None]]) -> None:
+    fake = await proxy.fake(speak, is_admitted=False)
     upstream = fake.upstream(slots=1)
     # An engine that keeps copies of what leaves its slots.
     proxy.router.admit(
@@ -192,7 +192,7 @@ def text_of(stream: bytes) -> str:
 
 async def test_a_stream_pauses_for_an_interactive_request_and_goes_on(proxy: ProxyHarness) -> None:
     engine = Engine()
-    await serve(proxy, engine)
+    await serve(proxy, engine.speak)
     answer, figures = await interrupt(proxy, engine, stream=True, temperature=0, max_tokens=6)
     assert text_of(answer) == "abcdef"
     assert answer.endswith(DONE)
@@ -209,7 +209,7 @@ async def test_a_stream_pauses_for_an_interactive_request_and_goes_on(proxy: Pro
 
 async def test_a_whole_answer_is_assembled_from_its_parts(proxy: ProxyHarness) -> None:
     engine = Engine()
-    await serve(proxy, engine)
+    await serve(proxy, engine.speak)
     answer, figures = await interrupt(proxy, engine, temperature=0, max_tokens=6)
     body = json.loads(answer)
     assert body["choices"][0]["message"]["content"] == "abcdef"
@@ -223,12 +223,50 @@ async def test_a_prompt_that_is_computed_stops_and_begins_again(
     proxy: ProxyHarness, *, stream: bool
 ) -> None:
     engine = Engine(done=9)
-    await serve(proxy, engine)
+    await serve(proxy, engine.speak)
     answer, figures = await interrupt(proxy, engine, stream=stream)
     found = text_of(answer) if stream else json.loads(answer)["choices"][0]["message"]["content"]
     assert found == "abcdef"
     assert [body["messages"][-1]["content"] for body in engine.bodies] == ["go", "now", "go"]
     assert (figures["yields"], figures["attempts"]) == (1, 1)
+
+
+async def test_a_paused_request_is_listed_and_its_handover_is_measured(
+    proxy: ProxyHarness,
+) -> None:
+    engine, seen = Engine(), list[tuple[str, str]]()
+    may_answer = asyncio.Event()
+
+    async def speak(call: Call) -> None:
+        if b"now" in call.body:
+            await may_answer.wait()
+        await engine.speak(call)
+
+    await serve(proxy, speak)
+    queue = proxy.router.queues["chat"]
+
+    async def note_paused() -> None:
+        await until(lambda: bool(queue.paused()))
+        ((paused, paused_s),) = queue.paused()
+        assert paused_s >= 0
+        seen.append((paused.priority, paused.request_id))
+        may_answer.set()
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(note_paused())
+        _, figures = await interrupt(proxy, engine, stream=True, temperature=0, max_tokens=6)
+    assert seen == [("batch", figures["request"])]
+    assert not queue.paused()
+    assert queue.handovers == 1
+    assert queue.handovers_s > 0
+
+
+async def test_a_paused_prompt_is_no_handover(proxy: ProxyHarness) -> None:
+    """The time until its first token would be the prompt's own."""
+    engine = Engine(done=9)
+    await serve(proxy, engine.speak)
+    await interrupt(proxy, engine)
+    assert proxy.router.queues["chat"].handovers == 0
 
 
 def test_what_a_stopped_prompt_had_computed_counts_as_computed() -> None:
@@ -238,7 +276,7 @@ def test_what_a_stopped_prompt_had_computed_counts_as_computed() -> None:
 
 async def test_the_rest_of_a_raw_completion_is_added(proxy: ProxyHarness) -> None:
     engine = Engine()
-    await serve(proxy, engine)
+    await serve(proxy, engine.speak)
     path = {"path": "/v1/completions"}
     answer, figures = await interrupt(proxy, engine, **path, prompt="go", max_tokens=6)
     body = json.loads(answer)
@@ -254,7 +292,7 @@ async def test_a_greedy_answer_is_computed_again_if_its_tokens_are_lost(
     proxy: ProxyHarness, *, stream: bool
 ) -> None:
     engine = Engine(holds=4)
-    await serve(proxy, engine)
+    await serve(proxy, engine.speak)
     answer, _ = await interrupt(proxy, engine, temperature=0, max_tokens=6, stream=stream)
     found = text_of(answer) if stream else json.loads(answer)["choices"][0]["message"]["content"]
     assert found == "abcdef"
@@ -272,7 +310,7 @@ def test_an_answer_that_is_computed_again_is_not_stopped_again() -> None:
 
 async def test_a_sampled_answer_is_continued_even_so(proxy: ProxyHarness) -> None:
     engine = Engine(holds=4)
-    await serve(proxy, engine)
+    await serve(proxy, engine.speak)
     answer, _ = await interrupt(proxy, engine, stream=True, max_tokens=6)
     assert text_of(answer) == "abcdef"
     assert engine.bodies[-1]["messages"][-1]["role"] == "assistant"
@@ -282,7 +320,7 @@ async def test_the_limit_counts_tokens_rather_than_events(proxy: ProxyHarness) -
     """An event may have several tokens, such as those of a sign; the engine counts them."""
     engine = Engine(tokens=["a", "b", "あ"])
     engine.tokens = ["a", "b", "あ", ""]  # four tokens, three events with text
-    await serve(proxy, engine)
+    await serve(proxy, engine.speak)
     answer, _ = await interrupt(proxy, engine, stream=True, temperature=0, max_tokens=9)
     assert text_of(answer) == "abあdef"
     assert [body.get("max_tokens") for body in engine.bodies] == [9, None, 6, 5]
@@ -326,7 +364,7 @@ async def test_a_request_that_may_not_yield_is_waited_for(
     """Among these is a prompt that the engine's next pass ends."""
     await proxy.open(batch_yields=setting)
     engine = Engine(done=done, tokens=("a", "b", "c")[: 0 if done else 3])
-    await serve(proxy, engine)
+    await serve(proxy, engine.speak)
     members: dict[str, Any] = {} if seed is None else {"seed": seed}
 
     async def low() -> bytes:

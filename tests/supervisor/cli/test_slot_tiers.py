@@ -15,7 +15,7 @@ from proxy.router.slots import CacheContents, TierUse
 from supervisor.cli.slots import full_disk_notes
 from supervisor.cli.status import tiers_text
 from supervisor.daemon.cache_status import cache_status, saved_status
-from supervisor.daemon.control_messages import CachesStatus, SlotDiskStatus
+from supervisor.daemon.control_messages import CachesStatus, PausedRequest, SlotDiskStatus
 from supervisor.slot_store.store import SlotStore
 
 SAVED = [manifest("a", tokens=500, size_bytes=2 << 20), manifest("b", 30, size_bytes=1 << 20)]
@@ -93,3 +93,13 @@ def test_a_full_disk_is_told_with_what_to_do(
 
 def test_a_store_without_a_directory_is_not_full(tmp_path: Path) -> None:
     assert full_disk_notes(SlotStore(tmp_path / "none")) == []
+
+
+def test_paused_requests_and_the_cost_of_pauses_are_shown() -> None:
+    found = cache_status("chat", [], use=USE)
+    found.paused = [PausedRequest("r1", "laptop", 4.2)]
+    found.handovers, found.handovers_s = 12, 0.48
+    text = tiers_text(replace(saved_status([]), models=[found]), NOON)
+    assert "chat: 12 times an answer went on after its batch request had given up its slot" in text
+    assert "that took 0.5s in all" in text
+    assert "request r1 of laptop has been paused for 4.2s; it goes on when a slot is free" in text
