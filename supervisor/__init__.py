@@ -1,3 +1,3 @@
-"""Owns llama-server processes: what to run, how one lives, how many share a machine."""
+"""Owns llama-server processes: their command lines, their states, and their shares of a machine."""
 
 __version__ = "0.1.0"

@@ -1,7 +1,7 @@
 """Errors of the commands, with the exit code of each.
 
 0 is success, 2 a usage error. 78 is EX_CONFIG: a service manager must not restart the daemon
-(systemd: RestartPreventExitStatus=78). 3 is what `systemctl status` returns for a stopped unit.
+(systemd: RestartPreventExitStatus=78). 3 is the exit code of `systemctl status` for a stopped unit.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class DaemonExited(CorralError, code="daemon_exited_error"):
 
 
 class MachineBusy(CorralError, exit_code=69):
-    """Other programs take what a measurement needs."""
+    """Other programs take the resources that a measurement needs."""
 
 
 class Interrupted(CorralError, exit_code=130):
@@ -182,7 +182,7 @@ class Interrupted(CorralError, exit_code=130):
 
 @contextmanager
 def access_denied(failure: str, hint: str | None = None) -> Iterator[None]:
-    """Raise AccessDenied for an OSError of the block; `failure` says what cannot be done."""
+    """Raise AccessDenied for an OSError of the block; `failure` names the failed action."""
     try:
         yield
     except OSError as error:

@@ -32,7 +32,7 @@ SCHEMA: Final = 1
 _ONE_BYTE: Final = 0x100
 _TWO_BYTES: Final = 0x10000
 _BAR_CELLS: Final = 12
-# Narrower text is hard to read: it begins on a line of its own, with this indent.
+# Narrower text is hard to read: it begins on a new line, with this indent.
 _TEXT_MIN: Final = 32
 _INDENT: Final = 6
 _EXIT_INTERRUPTED: Final = 130
@@ -130,7 +130,8 @@ def _escape(found: re.Match[str]) -> str:
 def to_json(value: object, *, indent: bool = False) -> str:
     """Serialise to JSON without control characters.
 
-    `json` writes what orjson refuses: numbers of more than 64 bits, paths that are not UTF-8.
+    `json` writes values that orjson refuses: numbers of more than 64 bits, paths that are not
+        UTF-8.
     """
     import orjson
 

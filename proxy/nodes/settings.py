@@ -142,7 +142,7 @@ class NodeSettings(SettingsTable):
     ca_file: ExpandedPath | None = None
     """PEM file of the CAs that its https is trusted by; unset: the system's"""
     cert: ExpandedPath | None = None
-    """PEM file of the certificate to show it, where it demands one; needs key"""
+    """PEM file of the client certificate, if the node requires one; needs key"""
     key: ExpandedPath | None = None
     """PEM file of the key of cert, readable by this user alone"""
     models: tuple[Text, ...] = ()

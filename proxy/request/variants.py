@@ -121,7 +121,7 @@ class Variant(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     set: dict[str, Annotated[Any, AfterValidator(_json_value)]] = Field(default_factory=dict)
-    """request members that count whatever the client gives"""
+    """request members that replace the client's"""
     strip: tuple[Text, ...] = ()
     """request members that are taken out"""
 

@@ -100,7 +100,7 @@ class AdaptiveController(Part):
             FAILURES.note("adaptive", error)
             problem = repr(error)
         if problem is None:
-            # A replacement loses the prompts of busy slots, so the next one has to wait.
+            # A replacement loses the prompts of busy slots, so the next replacement has to wait.
             calm_s = view.settings.slots.queued_s
             self._retries[view.name] = 0, self._clock() + calm_s
         else:

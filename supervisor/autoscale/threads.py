@@ -256,8 +256,8 @@ class ThreadDecider:
     """Decides the threads of all models whose `threads` are auto and that use no device.
 
     `processes` returns all running engines, `speeds` the measured speeds of a plan's model. While a
-    command measures engines of its own (`is_measuring`), nothing is sampled: their load does not
-    last, and a replacement would disturb the measurement.
+    command measures its own engines (`is_measuring`), nothing is sampled: their load does not last,
+    and a replacement would disturb the measurement.
     """
 
     _processes: Callable[[], Iterable[EngineProcess]]

@@ -26,7 +26,7 @@ from supervisor.settings.schema import FoundModel, ModelSettings
 from supervisor.settings.stored_models import StoredModels, table_of
 from supervisor.system.paths import Directories
 
-# `[models.NAME]`, as far as it is given.
+# The given part of `[models.NAME]`.
 Table = Mapping[str, Any]
 Models = Mapping[str, ModelSettings]
 

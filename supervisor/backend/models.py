@@ -57,7 +57,7 @@ _NOTHING: Final[Meta] = MappingProxyType({})
 
 
 class ModelMetas:
-    """What the files of models tell: their metadata, and whether they read images."""
+    """Facts from the files of models: their metadata, and whether they read images."""
 
     def __init__(self) -> None:
         self._planner: LaunchPlanner | None = None
@@ -228,7 +228,7 @@ class LocalModels(Part):
                 waiter.set()
 
     def load_forecast(self, model: str) -> LoadForecast | None:
-        """Return what a request would cause; None if the model is not configured here."""
+        """Return the effects of a request; None if the model is not configured here."""
         found = self._fleet.models.get(model)
         if found is None or not found.is_configured:
             return None

@@ -32,7 +32,7 @@ from supervisor.models.reference import HubReference
 from supervisor.settings.schema import FoundModel
 
 _LINE_MAX_BYTES: Final = 1024**2
-# A download writes what it has received after SIGINT.
+# After SIGINT, a download writes the bytes that it has received.
 _END_S: Final = 5.0
 
 

@@ -30,7 +30,7 @@ def read_nodes(tables: Mapping[str, NodeSettings], emit: Emit) -> list[Configure
 
 
 def prepare_nodes(nodes: Nodes, emit: Emit, loaded: Loaded) -> Callable[[], None]:
-    """Check the nodes of new settings; return what applies them."""
+    """Check the nodes of new settings; return the function that applies them."""
     return functools.partial(nodes.set_nodes, read_nodes(loaded.settings.nodes, emit))
 
 
@@ -49,7 +49,7 @@ class Certificate:
         return str(self._settings.cert) if self._settings else None
 
     def prepare(self, loaded: Loaded) -> Callable[[], None]:
-        """Check the files of new settings; return what applies them."""
+        """Check the files of new settings; return the function that applies them."""
         renewed, tls = self.context, loaded.settings.proxy.tls or self._settings
         if renewed is None or tls is None:
             return lambda: None

@@ -1,12 +1,12 @@
-"""Records what requests use of engines, when their slots become free; reads records for the proxy.
+"""Records requests' use of engines, when their slots become free; reads records for the proxy.
 
 The processor time between two readings is shared among the requests that held slots between them,
 by their slots and by how long they held them. Time without a request is the engine's own: loading,
 warming.
 
-Tokens that an engine counted and no request used have an account of their own: warming, health
-checks, calibration. They are read from the engine's counters while no request holds a slot, so that
-the accounts add up to the engine's counters.
+Tokens that an engine counted and no request used have a separate account: warming, health checks,
+calibration. They are read from the engine's counters while no request holds a slot, so that the
+accounts add up to the engine's counters.
 
 The router calls `UsageRecorder`, so nothing there may wait, and it uses no event that may be
 dropped.
@@ -173,7 +173,7 @@ _COUNTED_MAX: Final = 256
 
 
 class UsageRecorder(Part):
-    """Accounts for what engines do while `is_on()`.
+    """Accounts for the work of engines while `is_on()`.
 
     Args:
         records: Gets the usage.
@@ -182,7 +182,7 @@ class UsageRecorder(Part):
 
     Attributes:
         since_start: Usage since the daemon's start, by key and model. It never falls, so it still
-            includes what was taken back.
+            includes corrected use.
     """
 
     task = "usage"
@@ -196,7 +196,7 @@ class UsageRecorder(Part):
         self._engines = engines
         self._by_instance: dict[str, EngineUse] = {}
         self._became_ready = asyncio.Event()
-        self._answered: dict[Hashable, Tokens] = {}  # by lease, what is added already
+        self._answered: dict[Hashable, Tokens] = {}  # by lease, the use that is added already
         self._counted: set[str] = set()  # the requests in flight that are counted
         self.since_start: dict[tuple[str, str], Usage] = {}
 
@@ -275,7 +275,7 @@ class UsageRecorder(Part):
             await self.settle()
 
     async def settle(self) -> None:
-        """Account for what idle engines counted and no request used."""
+        """Account for tokens that idle engines counted and no request used."""
         for instance, model in list(self._engines.ready()):
             engine = self._engine(instance, model)
             if self._is_on() and engine.is_due and not engine.holders:

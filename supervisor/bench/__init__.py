@@ -1,5 +1,5 @@
-"""Measures variants of one model on engines of its own, and searches for the fastest.
+"""Measures variants of one model on separate engines, and searches for the fastest.
 
-`runner` measures `variants` under `standard_workloads`; `figures` says what the values mean,
+`runner` measures `variants` under `standard_workloads`; `figures` interprets the values,
 `html_report` shows them. `tune` searches flags (`tune_space`, `tune_search`).
 """

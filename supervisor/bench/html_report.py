@@ -53,7 +53,7 @@ _TICKS: Final = 5
 # The axis begins at zero if the values reach down far enough for that to cost little room.
 _ZERO_BELOW: Final = 0.35
 _MARGIN: Final = 0.06
-# The margin on either side of a single value, or of equal values, as a share of it.
+# The margin on either side of a single value, or of equal values, as a share of the value.
 _AROUND_EQUAL: Final = 0.05
 
 

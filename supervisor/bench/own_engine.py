@@ -55,7 +55,7 @@ class PrivateInstance:
         self.ready_s = ready_s
 
     def client(self) -> EngineClient:
-        """Make a client, an async context manager, with at most eight connections of its own."""
+        """Make a client, an async context manager, with at most eight connections."""
         return self._run.client()
 
     def cpu_s(self) -> float | None:
@@ -99,7 +99,7 @@ async def private_instance(plan: Plan, directories: Directories) -> AsyncIterato
 
 @asynccontextmanager
 async def private_client(plan: Plan, directories: Directories) -> AsyncIterator[EngineClient]:
-    """Start an engine like `private_instance`, and open a client of it for the block."""
+    """Start an engine like `private_instance`, and open its client for the block."""
     async with private_instance(plan, directories) as instance, instance.client() as client:
         yield client
 

@@ -183,7 +183,7 @@ _WORKLOAD_TIMEOUT_S: Final = 900.0
 
 @dataclass(kw_only=True)
 class Bench:
-    """One bench; what it has found so far can be read at any time."""
+    """One bench; its results so far can be read at any time."""
 
     model: str
     specs: tuple[VariantSpec, ...]  # the variants to measure, by which `variants` is ordered too

@@ -6,7 +6,7 @@ On an engine that matches no prompts to slots, turns name their slot, as the pro
 (proxy/cache/slot_map.py and proxy/router/slots.py).
 
 The workload `yours` replays the sizes, pauses and overlap of the requests that the daemon recorded.
-Its prompts are plain words, given as tokens, so their sizes are exact whatever the template. Each
+Its prompts are plain words, given as tokens, so their sizes are exact with any template. Each
 conversation continues from the answers it gets.
 """
 

@@ -1,4 +1,4 @@
-"""Measures one variant of a search on engines of its own, planned as the daemon will run it."""
+"""Measures one variant of a search on separate engines, planned as the daemon will run it."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Does no I/O but through its callables. Only ratios to the base of the same round count. The better
 half continues, variants that help are combined, and the best are measured against the base once
-more in rounds of their own: a value that was the best of many was also lucky, so it decides
-nothing.
+more in separate rounds: a value that was the best of many was also lucky, so it decides nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What to improve; `title` names the figure that counts, `words` compare it."""
+    """The goal; `title` names the figure that counts, `words` compare it."""
 
     name: GoalName
     title: str
@@ -64,7 +63,7 @@ class Goal:
         return value if self.words.is_above_better else 1 / value
 
     def drawback(self, base: Sequence[Figures], other: Sequence[Figures]) -> str | None:
-        """Return what gets too much worse, comparing round by round, as a clause, or None."""
+        """Return a figure that gets too much worse, comparing rounds, as a clause, or None."""
 
         def compared(read: Callable[[Figures], float], words: Words) -> Comparison:
             return compare([*map(read, base)], [*map(read, other)], words=words)
@@ -255,7 +254,7 @@ class Search:
         return Outcome(winner, comparison, self._untried, final)
 
     async def _combine(self, alive: Sequence[Variant]) -> list[Variant]:
-        """Measure combinations of what helps, and the best alone; return all that help."""
+        """Measure combinations of helpful variants, and the best alone; return all that help."""
         helping = [
             variant for variant in self.trials.rank(alive) if self.trials.ratio(variant) > 1
         ][:_KEPT]

@@ -1,7 +1,7 @@
 """The variants of a model that are worth measuring, and the tuned profile that records the best.
 
-Each variant changes one thing; the search combines those that help. A variant whose flags the build
-lacks is left out here; one that does not fit or changes nothing, when it is planned.
+Each variant changes one thing; the search combines helpful variants. A variant whose flags the
+build lacks is left out here; a variant that does not fit or changes nothing, when it is planned.
 
 The profile is `profiles.d/MODEL.toml`, written atomically. Replaced files stay beside it as
 `MODEL.toml.1`, `.2` and so on, the newest with the highest number.
@@ -30,7 +30,7 @@ from supervisor.system.toml_file import read_toml
 class Variant:
     """Flags that are set in addition to the profile's."""
 
-    # What it varies, such as `threads`; variants of one axis exclude each other.
+    # The varied property, such as `threads`; variants of one axis exclude each other.
     axes: frozenset[str] = frozenset()
     # By their current names, in the order to show them.
     flags: tuple[tuple[str, FlagValue], ...] = ()
@@ -78,7 +78,7 @@ _EXPERT_CACHES_MIB: Final = (2048, 8192)
 # prompt still computes.
 _BATCHES: Final = ((64, 64), (128, 128), (256, 256), (512, 512), (2048, 512), (2048, 1024))
 _SMALL_BATCHES: Final = ((128, 64), (64, 32), (32, 32))
-# The order in which axes are tried if time is short: what changes most comes first.
+# The order in which axes are tried if time is short: the largest changes come first.
 _ORDER: Final[Mapping[GoalName, tuple[str, ...]]] = {
     "latency": (
         "device", "experts", "threads", "batch", "threads-batch", "flash", "cache", "poll",
@@ -94,7 +94,7 @@ _ORDER: Final[Mapping[GoalName, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What the variants depend on; `chosen` are the profile's flags on this machine."""
+    """The facts on which variants depend; `chosen` are the profile's flags on this machine."""
 
     chosen: Mapping[str, FlagValue]
     flags: Flags
@@ -194,7 +194,7 @@ def _device(_goal: GoalName, here: Situation) -> _Options:
 def _experts(_goal: GoalName, here: Situation) -> _Options:
     """Yield placements of experts: more layers on devices, if the experts of some are not there.
 
-    Builds with a cache on the device for experts in main memory are tried with two sizes of it.
+    Builds with a cache on the device for experts in main memory are tried with two cache sizes.
     """
     if not (here.devices and here.has_experts):
         return
@@ -302,7 +302,7 @@ def write(model: str, directory: Path, text: str) -> tuple[Path, Path | None]:
 
 
 def undo(model: str, directory: Path) -> tuple[Path, Path | None]:
-    """Put back what the newest profile replaced, or remove it; return its path and the backup.
+    """Restore the previous profile, or remove the newest; return its path and the backup.
 
     Raises SettingsInvalid if `corral tune` wrote none, or AccessDenied; nothing is changed then.
     """

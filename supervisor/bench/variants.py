@@ -148,7 +148,7 @@ class MachineFacts:
 
 
 def obstacles(facts: MachineFacts, specs: Sequence[VariantSpec]) -> tuple[str, ...]:
-    """Return what disturbs a measurement, as clauses; none if the machine is free."""
+    """Return the disturbances of a measurement, as clauses; none if the machine is free."""
     return (*_memory(facts, specs), *_processor(facts))
 
 
@@ -163,7 +163,7 @@ def check(facts: MachineFacts, specs: Sequence[VariantSpec]) -> None:
 
 
 def notes(facts: MachineFacts) -> Iterator[str]:
-    """Yield what a reader of the result should know although it is no obstacle."""
+    """Yield facts that a reader of the result should know although they are no obstacle."""
     if facts.loaded:
         yield f"the daemon kept {_loaded_text(facts.loaded)} in memory meanwhile"
 

@@ -1,8 +1,8 @@
-"""Workloads: what they are, the sizes of their requests, how these are sent, and a replay's plan.
+"""Workloads: the sizes of their requests, how requests are sent, and a replay's plan.
 
 A replay takes the latest recorded conversations, complete as far as the limits allow. It sends a
 request once all requests are answered that had ended before it began, after a pause of at most the
-limit. So as many requests are in flight as there were, whatever the speed of the variant.
+limit. So as many requests are in flight as there were, at any speed of the variant.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class WorkloadFailed(Exception):
 class MeasuredEngine:
     """A ready engine that nothing else uses."""
 
-    # Opens a client with connections of its own, one for each simulated client.
+    # Opens a client with its own connections, one for each simulated client.
     client: Callable[[], EngineClient]
     sizes: Sizes  # sizes of the requests; the same for all variants
     model: str  # its name in the settings
@@ -126,7 +126,7 @@ class Workload:
     figures: tuple[Figure, ...]  # all that it may return
     # Sends the requests; equal generators make equal requests.
     run: Callable[[MeasuredEngine, Random], Awaitable[Outcome]]
-    # Whether it needs a model for embeddings instead of one that generates.
+    # Whether it needs a model for embeddings, not for text.
     for_embedding: bool = False
     # Returns why it cannot run for a model with its recorded requests, as a clause, or None.
     unavailable: Callable[[str, Sequence[RecordedRequest]], str | None] = lambda _, __: None
@@ -195,7 +195,7 @@ def _latest_first(recorded: Iterable[RecordedRequest]) -> list[list[tuple[float,
 
 
 def _repeated_tokens(before: ReplayedRequest | None, request: RecordedRequest, prompt: int) -> int:
-    """Return how many tokens of a prompt repeat what came before it.
+    """Return how many tokens of a prompt repeat earlier messages.
 
     A prompt longer than the last one continues from its answer. A shorter one was cut by its
     client; then the cached tokens count.

@@ -217,7 +217,7 @@ _DEVICE: Final = re.compile(r"\s+(\S+): (.+?)(?: \((\d+) MiB, (\d+) MiB free\))?
 class Device:
     name: str  # the value for `--device`, such as `Vulkan0`
     description: str
-    total_mib: int  # 0 if it has no memory of its own
+    total_mib: int  # 0 if it shares main memory
     worker: str | None = None  # the RPC worker that offers it; None for a device of this machine
     is_main_memory: bool = False  # whether its memory is this machine's main memory
     free_mib: int | None = None  # free memory when just listed; None if not listed or not printed
@@ -234,7 +234,7 @@ class Engine:
     library_dirs: tuple[Path, ...]  # directories to put first on its library path
     devices: tuple[Device, ...]  # from `--list-devices`; empty on a machine without a GPU
     flags: Flags = field(repr=False)
-    note: str | None = None  # what was done to make it run here, or None
+    note: str | None = None  # the change that makes it run here, or None
     warning: str | None = None  # why it will not work here, and the fix; None if it will
     subcommand: str = ""  # `serve`, or empty if the program is llama-server itself
     name: str | None = None  # the name of an installed build

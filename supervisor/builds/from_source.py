@@ -90,7 +90,7 @@ _HOW_TO_INSTALL: Final = (
 
 
 def find_tools(jobs: int, environ: Mapping[str, str] = os.environ) -> Tools:
-    """Find what compiles a build on PATH, or beside this Python; raises EngineMissing."""
+    """Find the tools that compile a build on PATH, or beside this Python; raises EngineMissing."""
     path = environ.get("PATH", os.defpath)
     path = f"{path}{os.pathsep}{Path(sys.executable).parent}"
 
@@ -149,7 +149,7 @@ def cmake_options(build: int, processor: str, flags: frozenset[str]) -> tuple[st
 # Receives a stage (`download`, `extract`, `configure`, `compile`), and a fraction.
 Progress = Callable[[str, float], None]
 
-# The sources, and what the compiler makes of them: 255 MiB for b11434.
+# The sources and their object files: 255 MiB for b11434.
 _DISK_BYTES: Final = 512 * 1024**2
 _LOG: Final = ".compile.log"
 _SERVER: Final = "llama-server"

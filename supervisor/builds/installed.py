@@ -64,7 +64,8 @@ class InUse:
     def roll_back(self, installed: frozenset[str]) -> InUse | None:
         """Return the state with the latest earlier build that is still installed.
 
-        No build at all counts as an installed one. None if there is nothing to go back to.
+        If no build was in use, that counts as an earlier choice too. None if there is nothing to go
+        back to.
         """
         for count in range(len(self.previous), 0, -1):
             name = self.previous[count - 1]

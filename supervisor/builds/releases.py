@@ -1,4 +1,4 @@
-"""Reads llama.cpp's releases from GitHub's API or a mirror of it. Blocks.
+"""Reads llama.cpp's releases from GitHub's API or its mirror. Blocks.
 
 llama.cpp publishes builds several times a day, as prereleases with tags such as b11434. Its latest
 full release has a version such as v0.5.0 and no files of a build; its file `nightly-tag.txt` names

@@ -45,7 +45,7 @@ def split_blocks(text: str) -> list[str]:
 
 
 def _markdown(text: str) -> Markdown:
-    """Render Markdown in the terminal's own colours; HTML is shown as it is, and not left out."""
+    """Render Markdown in the terminal's own colours; HTML is shown as text, and not left out."""
     page = Markdown(text, code_theme="ansi_dark", hyperlinks=False)
     for token in page.parsed:
         if token.type == "html_block":
@@ -58,7 +58,7 @@ def _markdown(text: str) -> Markdown:
 
 @contextmanager
 def _without_echo() -> Iterator[None]:
-    """Show nothing of what is typed in the block; the next input line gets it."""
+    """Hide the text that is typed in the block; the next input line gets it."""
     if not sys.stdin.isatty():
         yield
         return
@@ -131,7 +131,7 @@ class AnswerView:
         return split_blocks(self._pending) if self._kind == "text" else self._pending.split("\n\n")
 
     def _shortened(self) -> str:
-        """Return what is to be drawn again: of a long block of code, the end."""
+        """Return the part to draw again: the end of a long block of code."""
         lines, height = self._pending.split("\n"), self._console.height
         if len(lines) <= height or not lines[0].startswith("```"):
             return self._pending

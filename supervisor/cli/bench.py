@@ -1,7 +1,7 @@
 """Implements `corral bench` (measures a model under several profiles) and `corral tune`.
 
-Both measure on engines of their own. `corral tune` searches for the best flags of a model, and
-writes its profile.
+Both measure on separate engines. `corral tune` searches for the best flags of a model, and writes
+its profile.
 """
 
 from __future__ import annotations

@@ -154,8 +154,8 @@ class Chat:
     def ask(self, text: str, images: list[Path]) -> Generator[Piece]:
         """Send a message, and yield the answer as it arrives.
 
-        If the iterator is closed early, the engine stops, and the conversation continues from what
-        has arrived. A message without an answer is not kept. Raises CorralError.
+        If the iterator is closed early, the engine stops, and the conversation continues from the
+        text that has arrived. A message without an answer is not kept. Raises CorralError.
         """
         message = {"role": "user", "content": _content(text, images)}
         body = self._body(message)

@@ -148,7 +148,7 @@ def show_settings(config: Path | None) -> CommandResult:
 
 
 def get_value(key: str, config: Path | None) -> CommandResult:
-    """Print a text as it is, and other values as TOML; raises SettingsInvalid."""
+    """Print a text unchanged, and other values as TOML; raises SettingsInvalid."""
     value: Any = load(config).settings.model_dump(mode="json")
     for depth, part in enumerate(parts := settings_edit.key_parts(key)):
         if not isinstance(value, Mapping) or part not in value:
@@ -200,7 +200,7 @@ def set_value(key: str, value: str, config: Path | None) -> CommandResult:
 
 
 def write_values(values: Mapping[tuple[str, ...], object], config: Path | None) -> tuple[str, ...]:
-    """Set several values at once; creates the file if there is none. Return what was written."""
+    """Set several values at once; creates the file if there is none. Return the changes."""
     path = _file(config) or directories().config / FILE_NAME
 
     def edit(text: str) -> settings_edit.Edit:

@@ -161,7 +161,7 @@ class LineWriter:
 SCHEMA: Final = 1
 Line = dict[str, object]
 
-# Events that are errors without a code of their own.
+# Events that are errors without a code.
 _ERROR_CODES: Final[Mapping[str, str]] = {
     "model.load_refused": "load_refused",
     "worker.failed": "worker_failed",

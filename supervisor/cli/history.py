@@ -99,7 +99,7 @@ def explain_request(request_id: str | None) -> CommandResult:
 
 
 def explain_client(client: str, since: str) -> CommandResult:
-    """Show what a client changes in its prompts; works without a daemon."""
+    """Show a client's changes of its prompts; works without a daemon."""
     since_s = requests.since_of(since, datetime.now(UTC))
     query = HistoryQuery(limit=LIMIT_MAX, client=client, since=since_s)
     found = requests.read_past_requests(query)

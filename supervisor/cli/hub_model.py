@@ -1,4 +1,4 @@
-"""Downloads models from the hub or a URL: chooses the one that fits this machine, transfers it."""
+"""Downloads models from the hub or a URL: chooses the file that fits this machine, transfers it."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _choose_fitting(
     here: MachineFit,
     fit_of: Callable[[FileGroup, tuple[FileGroup, ...]], Fit],
 ) -> ModelChoice:
-    """Try the models in their order; skip models as large as one that does not fit."""
+    """Try the models in their order; skip models as large as another that does not fit."""
     # Memory that no model can exceed.
     most_bytes, tried = here.room.host + sum(here.room.devices.values()), ""
     misfit: str | None = None

@@ -128,8 +128,9 @@ def verb(
 ) -> Callable[[Callable[..., CommandResult | None]], Callable[..., None]]:
     """Make a function a command of a group, with --json, which shows its result and exits.
 
-    A command with the name of its group is what the group does without a command. The section
-    Args of its docstring has the help of its options; one that is False by default is a switch.
+    A command with the name of its group runs if the group is called without a command. The section
+    Args of its docstring has the help of its options; an option that is False by default is a
+    switch.
 
     Args:
         target: `MODULE.FUNCTION` of this package, to call instead with the same arguments.

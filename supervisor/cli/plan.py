@@ -210,7 +210,7 @@ def memory_table(taken: Mapping[str, MemoryBreakdown], columns: int | None) -> s
 
 
 class _Planned:
-    """The plan of a model, and what else the command shows."""
+    """The plan of a model, and the other facts that the command shows."""
 
     def __init__(self, planner: LaunchPlanner, name: str) -> None:
         self.plan = made = planner.plan(name)

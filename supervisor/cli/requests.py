@@ -49,7 +49,7 @@ _LATEST: Final = 500  # among which a short id is looked up
 
 
 def short_id(request_id: str) -> str:
-    """Return what terminals show of an id; commands find a request by it."""
+    """Return the part of an id that terminals show; commands find a request by it."""
     return request_id.removeprefix(_PREFIX)[:_SHORT_CHARACTERS]
 
 

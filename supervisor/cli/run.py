@@ -62,7 +62,7 @@ def _split_option(option: str) -> tuple[str, str]:
 
 
 def _read_input() -> str:
-    """Return what is piped in; nothing from a terminal, or if standard input is closed."""
+    """Return the piped input; empty from a terminal, or if standard input is closed."""
     if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
         return ""
     content = sys.stdin.buffer.read(_INPUT_MAX_BYTES + 1)
@@ -115,7 +115,7 @@ def _served_names() -> list[str]:
 
 
 def _answer(chat: Chat, text: str, *, is_shown: bool = True) -> None:
-    """Ask, and show the answer as it arrives: rendered on a terminal, otherwise as it is."""
+    """Ask, and show the answer as it arrives: rendered on a terminal, otherwise unchanged."""
     message, images = take_images(text)
     with closing(chat.ask(message, images)) as pieces:
         if not is_shown:

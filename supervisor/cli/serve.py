@@ -185,7 +185,7 @@ def main() -> int:
 
 
 def _compare_listen(actual: str, path: Path | None, where: Directories) -> None:
-    """Warn if the configured address is not the one that the service manager listens on."""
+    """Warn if the service manager listens on another address than the configured one."""
     wanted = load(path, config_dir=where.config).settings.proxy.listen
     if wanted != actual:
         warn(
@@ -334,7 +334,7 @@ def _facts(scope: units.Scope, config: Path | None) -> units.ServiceFacts:
             "a service needs a settings file",
             hint=f"write {where.config / 'corral.toml'}, or name one: --config FILE",
         )
-    # What the daemon needs and a user's service manager does not have.
+    # Variables that the daemon needs and a user's service manager does not have.
     names = ("PATH", *_DIRECTORY_VARIABLES)
     environment = {name: value for name in names if (value := os.environ.get(name))}
     program = Path(sys.executable).parent / "corral"

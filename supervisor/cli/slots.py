@@ -46,7 +46,7 @@ def save(models: Sequence[str]) -> CommandResult:
 
 
 def full_disk_notes(store: SlotStore) -> list[str]:
-    """Return what is full, and what to do, if nothing more can be saved."""
+    """Return the full limit, and the remedy, if nothing more can be saved."""
     try:
         rooms_bytes = store.rooms_bytes()
     except OSError:  # no directory yet

@@ -168,7 +168,7 @@ INSTANCE_COLUMNS: Final = (
     *("MODEL", "QUEUED", "INSTANCE", "STATE", "SLOTS", "LOAD"),
     *("TOKENS/S", "MEMORY", "UP", "RESTARTS"),
 )
-# What narrow terminals leave out, in this order; the name of an instance has that of its model.
+# Columns that narrow terminals leave out, in this order; an instance's name has its model's name.
 _INSTANCE_LEAST: Final = (
     *("RESTARTS", "UP", "MODEL", "MEMORY", "LOAD", "QUEUED", "TOKENS/S", "SLOTS"),
 )

@@ -342,7 +342,7 @@ def text_of(settings: programs.FileSettings) -> str:
 
 
 def rule_command(client: str, rules: Sequence[str]) -> str:
-    """Return the command that sets a client's prompt rules, and the one that takes them back."""
+    """Return the commands that set a client's prompt rules and take them back."""
     from supervisor.settings.edit import key_text  # noqa: PLC0415 (tomlkit takes memory)
 
     key = key_text(("proxy", "prompt_rules", client))

@@ -13,7 +13,7 @@ from proxy.common.toml_text import table_beside
 KEY_VARIABLE: Final = "CORRAL_API_KEY"
 # For clients that want a key although the daemon needs none.
 NO_KEY: Final = "none"
-# Of the context, what an answer may take.
+# The part of the context that an answer may take.
 _ANSWER_SHARE: Final = 4
 
 
@@ -45,7 +45,7 @@ class Facts:
     ruled: frozenset[str] = frozenset()  # clients that have prompt rules
 
     def names(self) -> dict[str, Any]:
-        """Return the names of `programs.toml`; None for what is unknown."""
+        """Return the names of `programs.toml`; None for unknown values."""
         names: dict[str, Any] = {
             "url": self.url,
             "api": f"{self.url}/v1",

@@ -51,7 +51,7 @@ Stream = Generator[Message, None, Answer]
 class Operation:
     """How a method of `Client` crosses the socket.
 
-    `member` of the response is the answer; the whole response if it is empty. `sends`: what comes
+    `member` of the response is the answer; the whole response if it is empty. `sends`: the messages
     before the answer: all `events`, events and load `progress`, only `waiting`, or raw `lines`.
     `module` has the answer's type, and is imported when one is read; empty for one imported here.
     """

@@ -1,4 +1,4 @@
-"""What commands to a running daemon share: names of its models, and the wait for an answer."""
+"""Common parts of commands to a running daemon: names of its models, and the wait for an answer."""
 
 from __future__ import annotations
 

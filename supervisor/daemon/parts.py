@@ -1,9 +1,10 @@
 """Constructs the parts of a daemon, each after the parts that it needs.
 
 1. The router, and the fleet, which runs engines for it.
-2. What adds models: admission (it loads them), workers, other nodes; and reloads of the settings.
-3. What observes and adjusts: adapted values, layers, prefix files, records, trials, canaries.
-4. The proxy, to which the backend gives these; and what needs the proxy: captures, hooks.
+2. Parts that add models: admission (it loads them), workers, other nodes; and reloads of the
+  settings.
+3. Parts that observe and adjust: adapted values, layers, prefix files, records, trials, canaries.
+4. The proxy, to which the backend gives these; and the parts that need the proxy: captures, hooks.
 
 To add a part, write a subclass of `supervisor.events.Part`, and list it in `DaemonParts.parts`.
 """
@@ -160,7 +161,7 @@ class DaemonParts:
         )
 
     def _add_models(self, loaded: Loaded, reread: Callable[[], Loaded], replacer: Replacer) -> None:
-        """Make the workers and nodes, and what reloads the settings of these and of models."""
+        """Make the workers and nodes, and the parts that reload settings."""
         fleet, emit = self.fleet, self.events.emit
         self.workers = WorkerPool(
             self.known_workers,

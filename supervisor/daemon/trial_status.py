@@ -74,7 +74,7 @@ def trial_status(
 
 
 def instance_error(facts: InstanceSnapshot) -> ErrorFields | None:
-    """Return why an instance does not run; None for one that is meant to be stopped."""
+    """Return why an instance does not run; None if it is meant to be stopped."""
     cause = facts.cause if facts.wanted else None
     return error_fields(cause, cause.sentence, facts.log_path) if cause else None
 

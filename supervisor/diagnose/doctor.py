@@ -57,7 +57,7 @@ class MemoryNeed:
 
 
 def check_models(planner: LaunchPlanner) -> Generator[Finding, None, list[MemoryNeed]]:
-    """Check the plans of all models; returns what the models need that can be planned."""
+    """Check the plans of all models; returns the memory that plannable models need."""
     needs = []
     if not planner.entries:
         fix = "corral start FILE.gguf serves a file; corral model get smollm2 fetches one"
@@ -134,7 +134,7 @@ def check_memory(needs: Sequence[MemoryNeed], machine: Machine, device_bytes: in
         return Finding("memory", "ok", f"all models are loaded or none is configured; {available}")
     fix = "use a smaller model, ctx-size or replicas, or the profile low-memory"
     largest = max(needs, key=lambda need: need.bytes)
-    if largest.bytes > whole and not device_bytes:  # the CPU runs what a device cannot hold
+    if largest.bytes > whole and not device_bytes:  # the CPU runs layers that a device cannot hold
         text = f"weights and caches of {largest.model} take {size(largest.bytes)}; {available}"
         return Finding("memory", "fail", text, fix)
     preloaded = [need for need in needs if need.is_preloaded]

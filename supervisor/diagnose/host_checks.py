@@ -276,7 +276,7 @@ def _fault(path: Path, found: os.stat_result, *, is_private: bool) -> str | None
 
 
 def check_leftovers(where: Directories, *, is_running: bool) -> Finding:
-    """Look for files of a daemon that was killed, and for one that hangs."""
+    """Look for files of a killed daemon, and for a daemon that hangs."""
     if is_running:
         return Finding("leftovers", "ok", "not checked while the daemon runs")
     owner = read_owner(where.state_file)

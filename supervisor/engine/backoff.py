@@ -45,8 +45,8 @@ def decide(
 class RestartTracker:
     """The failures of one instance.
 
-    Crashes that requests may have caused, and waits for an RPC worker, have a count of their own
-    that never gives up: otherwise a client or another machine could take the model from everyone.
+    Crashes that requests may have caused, and waits for an RPC worker, have a separate count that
+    never gives up: otherwise a client or another machine could take the model from everyone.
     """
 
     def __init__(self, policy: RestartPolicy, clock: Callable[[], float]) -> None:

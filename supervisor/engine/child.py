@@ -37,7 +37,7 @@ from supervisor.system.limits import set_soft_limit
 
 
 class GroupTether:
-    """A pipe whose `reader` a child inherits; `close` kills what remains of its group."""
+    """A pipe whose `reader` a child inherits; `close` kills the rest of its group."""
 
     def __init__(self) -> None:
         self.reader, self._writer = os.pipe()

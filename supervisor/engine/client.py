@@ -261,7 +261,7 @@ async def refresh_slot(client: EngineClient, id_slot: int, scales: Scales = ()) 
     """Make a slot the latest used one, by a request of no tokens; ignores a rejection.
 
     The slot's content stays, unless other adapters than those of `scales` computed it; these are
-    the slot's adapters from then on, also for what is restored into it.
+    the slot's adapters from then on, also for content that is restored into it.
     """
     body: dict[str, Any] = {"prompt": [[]], "n_predict": 0, "id_slot": id_slot}
     await client.post("/completion", {**body, "lora": lora_of(scales)} if scales else body)

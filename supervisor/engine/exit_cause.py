@@ -82,7 +82,7 @@ def diagnose(returncode: int | None, lines: Sequence[str]) -> FailureCause:
 
 
 def has_aborted(lines: Sequence[str]) -> bool:
-    """Return whether the engine stopped at an assertion of its own."""
+    """Return whether the engine stopped at its own assertion."""
     found = next(find_causes("failure", lines), None)
     return found is not None and found.code == "assertion"
 

@@ -54,7 +54,7 @@ _LOADING = frozenset({State.STARTING, State.WARMING})
 
 @dataclass(frozen=True, slots=True)
 class InstanceServices:
-    """What an instance needs of others."""
+    """The collaborators of an instance."""
 
     # Returns the launch of a run, by its number; may raise CorralError.
     launch: Callable[[int], Launch]

@@ -96,7 +96,7 @@ _PREFIXES: Final = (
 
 
 def process_tag(runtime: Path, instance: str, program: Path | str) -> str:
-    """Return what identifies an orphan in its environment.
+    """Return the variables that identify an orphan in its environment.
 
     It is the runtime directory of its daemon, its instance, and the first word of its command line.
     """

@@ -9,9 +9,9 @@ runtime directory (whose lock we hold, so its daemon is dead) in its environment
 program named there. It is held from the check to the signal, so that a reused process number is
 never signalled.
 
-Engines of a command, not of the daemon, have a runtime directory of their own with a lock, which a
-killed process loses. The next command that makes such a directory removes those without a lock, and
-kills their engines.
+Engines of a command, not of the daemon, have a separate runtime directory with a lock, which a
+killed process loses. The next command that makes such a directory removes directories without a
+lock, and kills their engines.
 
 Source: proc(5) /proc/PID/environ, setsid(2).
 """

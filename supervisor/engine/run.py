@@ -36,7 +36,7 @@ _GRAMMAR: Final = b"parse: error parsing grammar: "
 # The line after the grammar: it begins with a time, or with a name in builds that print no time.
 _BEHIND: Final = re.compile(rb"\d+\.\d\d\.\d{3}\.\d{3} [A-Z] |(srv|slot|que|res|llama_\w+): ? ")
 _FAILED: Final = b"failed to parse grammar"
-# The beginning of a longer line decides about all of it.
+# The beginning of a longer line decides about the whole line.
 _HELD_MAX_BYTES: Final = 4096
 
 

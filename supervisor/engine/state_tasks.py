@@ -42,7 +42,7 @@ class SlotPersister(Protocol):
         """Return whether requests that begin with this prompt can continue from a slot file."""
 
     async def save(self, client: EngineClient, run: int, /) -> None:
-        """Save the idle slots that are not saved yet, within a time limit of its own."""
+        """Save the idle slots that are not saved yet, within a separate time limit."""
 
 
 # Measures a run, by its number, before it serves; returns whether another one with other flags must

@@ -178,7 +178,7 @@ class Lifecycle:
 
     @property
     def exit_outcome(self) -> ExitOutcome:
-        """What an exit now would mean, if another start may help."""
+        """The meaning of an exit now, if another start may help."""
         if not self.wanted:
             return "not wanted"
         return "restart" if self.stop_reason in NOT_FAILURES else "failure"

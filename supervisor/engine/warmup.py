@@ -37,11 +37,11 @@ _ONE_TOKEN: Final[Mapping[str, Any]] = {
     "cache_prompt": True,
 }
 
-# The cache lacks the last token of an answer, and the one that ends it.
+# The cache lacks the last token of an answer, and its end token.
 _TOKENS_AWAY_MAX: Final = 2
 
 
-# A slot that holds a prompt; its tokens, with the one that was generated; the cached ones of them.
+# A slot that holds a prompt; its tokens, with the generated one; how many of them are cached.
 FilledSlot = tuple[int, int, int]
 
 
@@ -87,8 +87,8 @@ async def prefill(client: EngineClient, prompt: WarmPrompt) -> Timings | ErrorRe
 async def prefill_slot(client: EngineClient, prompt: WarmPrompt) -> FilledSlot | None:
     """Prefill a prompt in a slot of the engine's choice; None if it refused or the slot is unknown.
 
-    The slot is taken to be the one with the latest task, so no other requests may be sent
-    meanwhile. Raises EngineUnreachable: no response.
+    The slot is assumed to be that of the latest task, so no other requests may be sent meanwhile.
+    Raises EngineUnreachable: no response.
     """
     found = await prefill(client, prompt)
     listed = await client_module.get_slots(client)

@@ -2,7 +2,7 @@
 
 A canary is a trial that `corral.toml` does not have, with an engine and a deadline: one more
 replica of a model, whose share of conversations and figures are those of any trial. Replanning
-after a change drains what it replaces, so no answer is cut.
+after a change drains the replaced instances, so no answer is cut.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _can_have_canary(model: ModelSettings) -> bool:
 
 
 def save(root: Path, running: Iterable[Canary], ended: Iterable[Ended]) -> None:
-    """Save what outlasts the daemon, readable by this user alone."""
+    """Save the canaries that outlast the daemon, readable by this user alone."""
     named = [{"model": canary.model, "engine": str(canary.engine)} for canary in running]
     files.put(root, _KEY, {"running": named, "ended": list(ended)})
 

@@ -1,6 +1,6 @@
 """The lines of a capture: JSON objects without keys, as docs/capture.md describes them.
 
-`read` returns the requests that can be played again, what to send, and the captured answers.
+`read` returns the requests that can be replayed, their bodies, and the captured answers.
 
 Keys are taken out of requests: only headers and query parameters that are known to hold no key are
 kept, and in bodies the texts of members with names of keys are replaced. Prompts are unchanged,
@@ -91,7 +91,7 @@ def _redact_member(name: str, value: Any) -> Any:
 FORMAT: Final = 1
 _CHATS: Final = {EndpointKind.CHAT, EndpointKind.MESSAGES, EndpointKind.RESPONSES}
 _ENDS_BYTES: Final = 1024**2
-# The name and the path of the model have members of their own.
+# The name and the path of the model have separate members.
 _OMITTED: Final = frozenset({"--model", "--alias"})
 
 

@@ -87,7 +87,7 @@ class Difference:
 
 @dataclass(slots=True)
 class Played:
-    """The result of one request; with `failure`, a clause, there is nothing else.
+    """The result of one request; with `failure`, a clause, all other fields are empty.
 
     `difference` is that from the expected answer, if `is_compared`; None if both are equal.
     """

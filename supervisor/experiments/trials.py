@@ -52,7 +52,7 @@ def read(root: Path, key: str) -> tuple[float, TrialFigures] | None:
 
 
 def content(age_s: float, figures: TrialFigures) -> dict[str, Any]:
-    """Return what `read` reads."""
+    """Return the content of a trial's file, for `read`."""
     return {"age_s": round(age_s), **{name: _encode_side(figures.sides[name]) for name in SIDES}}
 
 
@@ -249,7 +249,7 @@ class Trials(Part):
             trial.figures.count_request(side, fields, others, self._clock(), is_fair=is_fair)
 
     def _others(self, instance: str, fields: Mapping[str, Any]) -> int:
-        """Return how many other requests an instance had during the one that ends now."""
+        """Return how many other requests an instance had during the request that ends now."""
         now_s, ends_at_s = self._clock(), self._ends_at_s
         held_s: float = (fields["duration_ms"] - waited_ms(fields)) / 1000
         recent = ends_at_s.setdefault(instance, deque(maxlen=_RECENT_MAX))

@@ -6,7 +6,7 @@ counts for neither if its own side was full or not ready: such conversations com
 and would make the side that helps look slower.
 
 Only requests under equal load are compared. The side with the larger share decodes more requests at
-once, which makes each slower, whatever its profile. So requests with none, one, two … others beside
+once, which makes each slower with any profile. So requests with none, one, two … others beside
 them are picked in the same proportions from both sides.
 
 Automatic decisions compare blocks of time. Other programs on a machine change for seconds at a
@@ -249,7 +249,7 @@ class FigureVerdict:
 
     medians: Mapping[SideName, float | None]  # of the requests of a side; None without any
     comparison: bench.Comparison
-    outcome: str  # the difference with its interval, or what it takes to see one
+    outcome: str  # the difference with its interval, or the number of requests that would show it
     # More requests of both sides that would show a 5 % difference; None if unknown.
     to_go: int | None
     compared: int  # requests of both sides that ran under equal load

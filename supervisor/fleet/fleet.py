@@ -50,7 +50,7 @@ Result = TypeVar("Result")
 class Fleet:
     """All instances of all models.
 
-    `models` are in the order of the settings, removed ones last; `planner` plans what starts next.
+    `models` are in the order of the settings, removed ones last; `planner` plans each start.
     """
 
     def __init__(self, planner: LaunchPlanner, traffic: Router, emit: Emit) -> None:

@@ -1,8 +1,8 @@
 """A configured model and its replicas; its availability, caches and use of GPUs.
 
-While settings change, a ReplicaId can have several instances: one that serves, its replacement, and
-those that retire. Their names differ: `chat.0`, then `chat.0~2`, then `chat.0` again once that is
-free. Model names have no tilde, so sockets and logs named after instances never clash.
+While settings change, a ReplicaId can have several instances: the serving one, its replacement, and
+retiring ones. Their names differ: `chat.0`, then `chat.0~2`, then `chat.0` again once that is free.
+Model names have no tilde, so sockets and logs named after instances never clash.
 """
 
 from __future__ import annotations

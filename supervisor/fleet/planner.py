@@ -284,7 +284,7 @@ class LaunchPlanner:
 
     @cached_property
     def _counting(self) -> LaunchPlanner:
-        """Plans without adapted values, on the machine as it was for the first such plan."""
+        """Plans without adapted values, for the machine's state at the first such plan."""
         return self.reading_once()
 
     # Profiles.

@@ -43,7 +43,7 @@ from supervisor.plan.plan import Plan
 from supervisor.settings.load import Loaded, changed_model, restart_changes
 from supervisor.settings.schema import ModelSettings, Settings
 
-# Checks a part of new settings, raising CorralError; returns what applies it.
+# Checks a part of new settings, raising CorralError; returns the function that applies it.
 Prepare = Callable[[Loaded], Callable[[], None]]
 Plans = Mapping[ReplicaId, Plan]
 
@@ -187,8 +187,8 @@ class Reload:
     """Applies new settings; `loaded` are those that were applied last.
 
     `read` reads the same sources again, in a thread, and raises CorralError. `prepares` check and
-    apply what is no replica. The context `applying` is open while settings are applied. `serve`
-    runs the reloads of commands, signals and a changed file.
+    apply all settings but those of replicas. The context `applying` is open while settings are
+    applied. `serve` runs the reloads of commands, signals and a changed file.
     """
 
     _fleet: Fleet
@@ -293,7 +293,7 @@ class Reload:
                 await self.run(dry_run=False)
 
     async def run(self, *, dry_run: bool) -> ReloadResult | CorralError:
-        """Reload, or return what a reload would do.
+        """Reload, or return the changes that a reload would make.
 
         If it returns an error, nothing was changed. The error is not raised, because a signal or a
         change of the file has no caller that could handle it.

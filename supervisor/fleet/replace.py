@@ -4,9 +4,9 @@ A successor starts beside an instance that serves if memory holds both for a whi
 successor serves, it takes over, and the old instance finishes its requests and ends. Otherwise the
 instance drains and starts again, if the caller accepts that.
 
-Main memory is estimated before, because a machine that runs out of it kills any process. Device
-memory is not: its free bytes are unknown without a start, and a start that fails for lack of it
-does no harm.
+Main memory is estimated before a start, because a machine that runs out of memory kills any
+process. Device memory is not: its free bytes are unknown without a start, and a start that finds
+too little does no harm.
 
 Running instances are changed one at a time: callers hold `lock`.
 """

@@ -20,7 +20,7 @@ from supervisor.plan.shortage import next_reduction, shortage
 from supervisor.system import machine
 from supervisor.system.machine import Machine
 
-# A listing takes 50 ms and more; one of this age is fresh enough to decide what to unload.
+# A listing takes 50 ms and more; at this age it is fresh enough to choose a model to unload.
 _FRESH_S: Final = 0.2
 # Loads wait for a listing; after this time the free memory counts as unknown.
 _LIMIT_S: Final = 5.0
@@ -168,5 +168,5 @@ def _exceeds_host(found: Estimate) -> bool:
 
 
 def usable_bytes(here: Machine) -> int:
-    """Return the main memory that may be taken now: what is available, less a reserve."""
+    """Return the main memory that may be taken now: the available memory, less a reserve."""
     return here.memory_available_bytes - int(here.memory_bytes * RESERVE_SHARE)

@@ -110,7 +110,7 @@ class ModelState:
 
 # The usual time of a program between a response and its next request.
 _THINKING_S: Final = 0.25
-# A model that was not used for this time may go for one that another machine wants.
+# A model that was not used for this time may be unloaded for a model that another machine wants.
 _UNUSED_S: Final = 600.0
 # How often to check whether the memory of a device was returned.
 _RETURN_S: Final = 0.25
@@ -195,7 +195,7 @@ def _make_room(
     rules: EvictionSettings,
 ) -> Actions | None:
     """Return the actions that make room for a model, or None to load it now."""
-    # 1. There never will be room: then its start fails and reports what would fit.
+    # 1. There never will be room: then its start fails and reports settings that would fit.
     if not fits(wanted.required, capacity):
         return None
     evictable = [model for model in models if _is_evictable(model, rules)]

@@ -129,8 +129,8 @@ class MemoryUsage:
     def by_purpose(self) -> Mapping[str, HostMemory]:
         """Return the present use of each memory, main memory first.
 
-        Main memory is measured: what an engine holds beyond its weights and buffers are its caches.
-        Devices are estimated, with other programs as of the last load on one.
+        Main memory is measured: the memory of an engine beyond its weights and buffers counts as
+        caches. Devices are estimated, with other programs as of the last load on one.
         """
         here = self._read_machine()
         devices: Bytes = {}

@@ -178,8 +178,8 @@ class Walker:
 
 
 # Each value bounds a loop or scales an amount of memory, so implausible values are rejected. The
-# limits are at least eight times the largest known values; the engine has limits of its own, such
-# as 512 layers (LLAMA_MAX_LAYERS).
+# limits are at least eight times the largest known values; the engine has its own limits, such as
+# 512 layers (LLAMA_MAX_LAYERS).
 
 _TOKENS_MAX: Final = 2**31 - 1
 LAYERS_MAX: Final = 1024

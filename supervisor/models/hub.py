@@ -47,7 +47,7 @@ _TEXT_MAX: Final = 200
 
 
 def _hub_error(answer: httpx2.Response, repo: str, what: str, page: str) -> errors.CorralError:
-    """Return the error of a repository, of which `what` was requested; `page` is its URL."""
+    """Return the error of a repository; `what` is the requested part, `page` its URL."""
     status, code = answer.status_code, answer.headers.get("x-error-code", "")
     has_token = "authorization" in answer.request.headers
     rows = table_beside(__file__)

@@ -29,7 +29,7 @@ _LATEST: Final = "LATEST"
 
 @dataclass(frozen=True, slots=True)
 class HubReference:
-    """A repository, and the wanted part of it."""
+    """A repository, and its wanted part."""
 
     repo: str  # OWNER/NAME
     revision: str = _MAIN

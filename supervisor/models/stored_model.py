@@ -1,8 +1,8 @@
 """Describes stored models, walks through directories for them, and finds their projectors.
 
 A projector (`mmproj`) turns pictures or sound into tokens. A projector beside a model is used only
-if it fits the model's width and clearly belongs to it: it is named like the model, or it has no
-name of its own and the directory has a single model, in any number of quantisations. With another
+if it fits the model's width and clearly belongs to it: it is named like the model, or it has a
+generic name and the directory has a single model, in any number of quantisations. With another
 model's projector of the same width, answers would be nonsense.
 """
 

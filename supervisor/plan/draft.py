@@ -185,7 +185,7 @@ DraftSetting = Path | Literal["auto"] | None
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """The draft model or a clause that says why there is none, and sentences for the user."""
+    """The draft model, or a clause with the reason for its absence, and sentences for the user."""
 
     gguf: Gguf | None = None
     reason: str = ""

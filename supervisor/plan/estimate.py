@@ -174,7 +174,7 @@ def offloaded_kv_bytes(
 def on_devices(
     memory_inputs: MemoryInputs, layout: context.ContextLayout, count: int, extra_bytes: int
 ) -> MemoryBreakdown:
-    """Return the memory of all devices together; `extra_bytes` of it are not for layers."""
+    """Return the memory of all devices together; `extra_bytes` are not for layers."""
     gguf = memory_inputs.gguf
     if not count:
         return MemoryBreakdown()

@@ -72,9 +72,9 @@ def need_text(found: Estimate, has: MemoryCapacity, ctx_tokens: int) -> str:
 
 
 def first_lack(*needs: tuple[str, MemoryBreakdown, int | None], what: str = "") -> str | None:
-    """Return the first memory that is smaller than what is needed of it, as a clause, or None.
+    """Return the first memory with less than the needed bytes, as a clause, or None.
 
-    Of each memory there are its name, what is needed, and its bytes; None if unknown.
+    Each memory has its name, the needed bytes, and its size in bytes, None if unknown.
     """
     for name, needed, has_bytes in needs:
         if has_bytes is not None and needed.at_start > has_bytes:

@@ -71,8 +71,9 @@ def cache_bytes(gguf: Gguf, cache: Cache) -> int:
 def checkpoint_bytes(gguf: Gguf, cache: Cache) -> int:
     """Return the size of a checkpoint of a sequence.
 
-    A checkpoint keeps what truncating a cache cannot restore: the window of sliding-window layers,
-    and the state of recurrent layers. Gemma-3-270M, build 10434: 7.5 MiB for a window of 512.
+    A checkpoint keeps the parts of a cache that truncating cannot restore: the window of
+    sliding-window layers, and the state of recurrent layers. Gemma-3-270M, build 10434: 7.5 MiB for
+    a window of 512.
     """
     heads = sum(n for n, is_sliding in zip(gguf.kv_heads, gguf.sliding, strict=True) if is_sliding)
     if cache.full_window or cache.ctx <= (gguf.sliding_window or 0):

@@ -148,7 +148,7 @@ class LoraSettings(SettingsTable):
     path: AdapterPath
     """the GGUF file of the adapter"""
     scale: float = Field(1.0, ge=-100, le=100)
-    """how much of it MODEL+NAME means"""
+    """share of the adapter that MODEL+NAME applies"""
 
 
 LoraSetting = AdapterPath | LoraSettings

@@ -187,7 +187,7 @@ def resolve(
 
 
 def is_auto(key: str, value: FlagValue) -> bool:
-    """Return whether we derive this value; other options have an `auto` of their own."""
+    """Return whether we derive this value; for other options, `auto` is the engine's."""
     return key in auto.AUTO_VALUES and value == auto.AUTO
 
 

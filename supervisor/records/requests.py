@@ -2,7 +2,8 @@
 
 `requests` has a column for each field of a request's event. To add a figure, add a field to
 `request.finished` (`supervisor.events`) and a line here; an older database gets the column when it
-is opened. `sizes` has what `corral bench --workload yours` replays; it names no client.
+is opened. `sizes` has the requests that `corral bench --workload yours` replays; it names no
+client.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ _INDEXES: Final = (
 _PRAGMAS: Final = ("synchronous = NORMAL", "journal_size_limit = 4194304", "cache_size = -512")
 _UNUSABLE: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
-# What commands ask, each with one argument.
+# Questions of commands, each with one argument.
 QUESTIONS: Final[Mapping[str, tuple[Any, Callable[[sqlite3.Connection, Any], Any]]]] = {
     "requests": (HistoryQuery, requests.select_requests),
     "rates": (RatesQuery, requests.select_rates),
@@ -63,7 +63,7 @@ class _UnusableError(Exception):
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
-    """Create the tables of a new file, or add what is missing; raises _UnusableError."""
+    """Create the tables of a new file, or add missing tables and columns; raises _UnusableError."""
     damage = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     if damage != "ok":
         raise _UnusableError(str(damage))
@@ -124,7 +124,7 @@ class RecordStore:
         self.problems: deque[tuple[str, dict[str, str]]] = deque()
         self._data = data
         self._connection: sqlite3.Connection | None = None
-        self._journal: Path | None = None  # the one that this process writes
+        self._journal: Path | None = None  # the journal that this process writes
 
     @property
     def exists(self) -> bool:
@@ -170,7 +170,7 @@ class RecordStore:
         self._journal = None
 
     def take_over(self, prune: Callable[[sqlite3.Connection], None]) -> None:
-        """Add all journals but the one that is being written; raises RecordsFailedError."""
+        """Add all journals but the current one; raises RecordsFailedError."""
 
         def add(connection: sqlite3.Connection) -> list[Path]:
             files = self._add_journals(connection)

@@ -4,11 +4,11 @@ A process that is killed loses only the requests in flight. The files are not sy
 machine may lose the last seconds. Questions are answered when the journal is in the database.
 
 The journal is a file beside the database, with rows that are not in it yet. They are written at
-once, as a line of JSON: what is written outlives a `kill -9` of the process. Every few seconds, one
-transaction adds the journal to the database and notes its name; then it is deleted, while the next
-one is written. A process that is killed in between finds the note, and adds no row twice. A line
-begins with the end of the line before and closes with its bracket, so a line that was cut off is no
-JSON, and is dropped.
+once, as a line of JSON, and outlive a `kill -9` of the process. Every few seconds, one transaction
+adds the journal to the database and notes its name; then it is deleted, while the next one is
+written. A process that is killed in between finds the note, and adds no row twice. A line begins
+with the end of the line before and closes with its bracket, so a line that was cut off is no JSON,
+and is dropped.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Journal:
             self._file, self.size_bytes = file, 0
 
     def write_held(self) -> bool:
-        """Write what is held; return whether nothing is held any more."""
+        """Write the waiting rows; return whether none waits any more."""
         with self._lock:
             rows, self._rows = self._rows, deque()
             rows.extend(("usage", *account, *used) for account, used in self._usage.items())
@@ -143,7 +143,7 @@ class Records(Part):
     """The records of one daemon.
 
     Args:
-        store: Where they are kept; used in a thread of its own.
+        store: The database; used in a separate thread.
         emit: Reports failures.
         history_limits: Returns the bytes and days of the history, or None while it is off.
         is_recorded: Whether the sizes of a model's requests are recorded.
@@ -254,7 +254,7 @@ class Records(Part):
         return failure is None
 
     def _report(self, failure: str | None) -> None:
-        """Warn of the first failure in a row for each kind of record; then, of what it cost."""
+        """Warn of the first failure in a row for each kind of record; then, of the lost rows."""
         self._report_problems()
         if failure is not None:
             affected = {_WARNINGS[table] for table in tuple(self._journal.tables) or ("usage",)}
@@ -276,7 +276,7 @@ class Records(Part):
     # In the thread.
 
     def _add(self) -> None:
-        """Go on with an empty journal, and add what was written; raises RecordsFailedError."""
+        """Go on with an empty journal, and add the old one; raises RecordsFailedError."""
         journal = self._journal
         if not journal.is_open:
             journal.begin(self._store.begin_journal())

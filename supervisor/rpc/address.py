@@ -1,7 +1,7 @@
 """The address of an RPC worker, its last answer, and the probe that reads its devices.
 
 The engine that will use a worker probes it: `llama-server --rpc HOST:PORT --list-devices` has the
-engine's own version of the protocol, so its output is what a start would find. A worker serves one
+engine's own version of the protocol, so a start would find the same. A worker serves one
 connection at a time: while an engine uses it, nothing else gets an answer, and an idle connection
 would keep the engine out.
 

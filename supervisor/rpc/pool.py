@@ -54,7 +54,7 @@ class WorkerPool(Part):
             await asyncio.get_running_loop().create_future()  # until cancelled
 
     def prepare(self, loaded: Loaded) -> Callable[[], None]:
-        """Return what applies the workers of new settings."""
+        """Return the function that applies the workers of new settings."""
         settings, limits = loaded.settings.workers, loaded.settings.supervisor
         return functools.partial(self.apply, settings, limits.restart, limits.drain_timeout_s)
 

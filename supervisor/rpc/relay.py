@@ -1,9 +1,9 @@
 """Relays between an engine and its workers, to measure how long the workers compute.
 
 A relay listens for the engine in place of a worker, on the loopback interface only; it has its port
-as soon as it is made. Each connection of the engine has one to the worker. While one side does not
-read, the other is not read either, so that no tensor is buffered here. The relay finds the compute
-commands in the stream to the worker.
+as soon as it is made. Each connection of the engine has its own connection to the worker. While one
+side does not read, the other is not read either, so that no tensor is buffered here. The relay
+finds the compute commands in the stream to the worker.
 
 Source: ggml-rpc.cpp. A request is a byte that names the command, the size of its data in 8 bytes,
 little-endian, and its data. Commands that compute have no response.

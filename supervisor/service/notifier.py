@@ -249,7 +249,8 @@ def activation_sockets(
 def listen_address(sockets: Sequence[socket.socket]) -> str | None:
     """Return HOST:PORT of the sockets as `listen` under [proxy]; None without any.
 
-    If several listen, it is one that other machines can reach, because stricter rules apply there.
+    If several listen, it is an address that other machines can reach, because stricter rules apply
+    there.
     """
     addresses = [socket.getsockname()[:2] for socket in sockets]
     open_first = sorted(addresses, key=lambda address: is_loopback(address[0]))

@@ -1,6 +1,6 @@
 """Writes, installs and inspects the files of a systemd service; drafts files for other systems.
 
-The files stand beside this module, with gaps such as `{commands}` on lines of their own.
+The files stand beside this module, with gaps such as `{commands}` on separate lines.
 
 Files with keys are passed to the daemon as credentials of its service: the manager reads them as
 root and shows a copy to the service alone, so they may belong to root.
@@ -250,7 +250,7 @@ def windows_note(facts: ServiceFacts) -> str:
     return fill("windows.txt", task=[f"    {task}"])
 
 
-# Starts, stops and restarts have limits of their own; this is for a manager that hangs.
+# Starts, stops and restarts have their own limits; this is for a manager that hangs.
 _TIMEOUT_S: Final = 3600
 
 

@@ -25,7 +25,7 @@ _AS_OWNER: Final = "change it as its owner, then run corral reload"
 _BY_HAND: Final = "nothing was changed; correct it by hand, with corral config check"
 
 
-# The new text, and lines that tell people what changed.
+# The new text, and lines that tell people the changes.
 Edit = tuple[str, tuple[str, ...]]
 
 

@@ -482,7 +482,7 @@ def _text(value: object, environ: Mapping[str, str]) -> str:
 
 SourceKind = Literal["command", "compose", "llama-swap", "router", "modelfile"]
 KINDS: Final[tuple[SourceKind, ...]] = get_args(SourceKind)
-# What only texts of each kind have, in the order in which to look; INI values may begin with FROM.
+# Marks of each kind of text, in the order in which to look; INI values may begin with FROM.
 _SIGNS: Final[tuple[tuple[SourceKind, str], ...]] = (
     ("command", r"^ExecStart="),
     ("llama-swap", r"^models[ \t]*:"),

@@ -24,7 +24,7 @@ from supervisor.settings.schema import Settings
 FILE_NAME: Final = "corral.schema.json"
 DIRECTIVE: Final = f"#:schema ./{FILE_NAME}"
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
-# If a number may also be written as text, pydantic names its limits by these words of its own.
+# If a number may also be written as text, pydantic names its limits by these words.
 _WORDS: Final = {"ge": "minimum", "le": "maximum"}
 
 

@@ -101,7 +101,7 @@ class ModelSettings(ResidencyPolicy):
     """processes that serve this model; auto: as many as are of use on this machine"""
     draft: Literal["auto"] | tables.ModelPath | None = None
     """a smaller GGUF of the same vocabulary, for speculation: a file, or a reference as for path;
-    auto: one in the model's directory, where there is one"""
+    auto: a draft in the model's directory, if there is one"""
     aliases: tuple[tables.Alias, ...] = ()
     """other names that clients may use; * stands for all that no model has"""
     fallback: tuple[Text, ...] = Field((), max_length=8)

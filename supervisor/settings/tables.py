@@ -290,7 +290,7 @@ class WorkerSettings(SettingsTable):
     """`[workers.NAME]`: a `ggml-rpc-server`, here or on another machine."""
 
     address: Annotated[str, AfterValidator(_worker_address)] | None = None
-    """HOST:PORT of one that runs already, such as that of a `corral worker`"""
+    """HOST:PORT of a running worker, such as a `corral worker`"""
     local: bool = False
     """the daemon runs one on this machine, for itself alone"""
     port: int = Field(0, ge=0, le=_PORT_MAX)
@@ -302,7 +302,7 @@ class WorkerSettings(SettingsTable):
     cache: bool = False
     """a local one keeps large tensors on disk, for faster loads"""
     memory: Annotated[Bytes, Field(ge=1024**2, le=2**60)] | None = None
-    """memory that a model may take there; unset: what it reports"""
+    """memory that a model may take there; unset: the memory that the worker reports"""
 
     @model_validator(mode="after")
     def _is_one_kind(self) -> Self:

@@ -45,7 +45,7 @@ _LONGEST_WAIT_S: Final = 8.0
 _NOTICE_MIN_S: Final = 0.5
 # If a server asks for a longer pause, tell the user instead of hanging silently.
 ASKED_WAIT_MAX_S: Final = 60.0
-# One download fails after so many breaks, whatever came between them.
+# One download fails after so many breaks, with or without progress between them.
 _BREAKS_MAX: Final = 1000
 # A CDN does not send objects of more than 50 GB at once, but it sends ranges of them. Source:
 # huggingface_hub, constants.py, MAX_HTTP_DOWNLOAD_SIZE; CloudFront's quotas.
@@ -204,7 +204,7 @@ class _Part:
         self.done_bytes = self.received_bytes = 0
 
     def read_earlier(self, size_bytes: int) -> None:
-        """Read what an earlier command received, unless it is of no use."""
+        """Read the bytes that an earlier command received, unless they are of no use."""
         if size_bytes > self._file.size_bytes or not (self._file.digest or self._file.tag):
             self._restart()
             return

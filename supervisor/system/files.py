@@ -41,7 +41,7 @@ _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXE
 
 
 class NotRegular(OSError):
-    """The path is not a regular file; `strerror` says what it is."""
+    """The path is not a regular file; `strerror` names its kind."""
 
 
 def expand_home(path: Path) -> Path:
