@@ -52,7 +52,6 @@ from proxy.errors import (
     BadRequest,
     Draining,
     Forbidden,
-    NotFound,
     NotLoaded,
     ProxyError,
     UnknownModel,
@@ -391,13 +390,14 @@ class EngineTools(Feature):
         """Answer with the response of an engine.
 
         Raises:
-            NotFound: No model has tools that the client may use.
-            Forbidden: The client may not use tools, or not those of this model.
+            Forbidden: No model, or not this one, has tools, or the client may not use them.
             ProxyError: As `read_body` and `load_in_time` do, or the engine failed.
         """
         names = client_names(self._core.loader, request).local
         if not any(info.engine_tools for info in names.model_infos):
-            raise NotFound("no such endpoint; GET /v1/models lists the models")
+            raise Forbidden(
+                "no model runs tools here; engine_tools = true under [models.NAME] allows it"
+            )
         check_may_use_tools(request)
         in_flight = InFlightRequest(self._core.server_state.in_flight)
         with in_flight, self._core.bodies.share(client_of(request)) as share:

@@ -47,12 +47,13 @@ async def status(proxy: ProxyHarness, path: str = "/tools", **headers: str) -> i
         return response.status
 
 
-async def test_without_the_setting_there_are_no_such_endpoints(proxy: ProxyHarness) -> None:
+async def test_without_the_setting_tools_are_refused_as_by_an_engine(proxy: ProxyHarness) -> None:
     fake = await proxy.fake(answer)
     for path in ("/tools", "/cors-proxy?url=http://localhost"):
-        assert await status(proxy, path) == 404
+        assert await status(proxy, path) == 403
         async with proxy.http.get(path) as response:
-            assert response.status == 404
+            assert response.status == 403
+            assert "engine_tools = true" in (await response.json())["error"]["message"]
     assert fake.calls.empty()
 
 
