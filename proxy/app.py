@@ -22,6 +22,7 @@ from proxy.batches.jobs import Jobs
 from proxy.batches.own_requests import OwnRequests
 from proxy.dashboard.dashboard import Dashboard
 from proxy.dashboard.host import DashboardHost
+from proxy.dashboard.machines import MachinesEndpoint
 from proxy.endpoints.feature import Core, Feature
 from proxy.endpoints.local import LocalEndpoints, WarmEndpoint
 from proxy.endpoints.prometheus import Metrics
@@ -75,6 +76,7 @@ class App:
     Attributes:
         handle: The handler of the main address.
         handlers: Further addresses, and their handlers.
+        machines: Figures of this machine; None without a host for the dashboard.
         sessions: None without a dashboard.
         tls: None without TLS.
     """
@@ -94,6 +96,7 @@ class App:
         )
         self.capture = CapturePoint()
         self.batch_queue = BatchQueue(settings.batch.config)
+        self.machines: MachinesEndpoint | None = None
         self.requests = Requests(router, self.core.server_state)
         has_dashboard = backend.dashboard and settings.dashboard
         self.sessions = Sessions(keys) if has_dashboard else None
@@ -136,6 +139,9 @@ class App:
         yield from self._make_local_features(backend, estimator)
         yield forwarded
         yield ResponsesEndpoint(forwarded, ResponseStore(settings.stored_responses))
+        if backend.dashboard:
+            self.machines = MachinesEndpoint(core, backend.dashboard, self.requests)
+            yield self.machines
         if backend.dashboard and self.sessions:
             sessions, requests = (self.sessions, self._access), self.requests
             yield Dashboard(core, backend.dashboard, *sessions, requests, forwarded.chat)

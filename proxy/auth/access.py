@@ -51,9 +51,11 @@ LIBRARIES: Final = "/corral/vendor/"
 _PAGE_PATHS: Final = frozenset({ROOT, PREFIX, "/corral/", SESSION, END_SESSION})
 # Tells another llama-corral which prompts the caches hold.
 PREFIXES: Final = "/corral/v1/prefixes"
+# Tells another llama-corral its models, memory and requests.
+MACHINE: Final = "/corral/v1/machine"
 # Health probes and the polls of other machines do not count towards a key's limits. Of a session's
 # requests, only chats count.
-UNCOUNTED: Final = OPEN_PATHS | {PREFIXES}
+UNCOUNTED: Final = OPEN_PATHS | {PREFIXES, MACHINE}
 # Each prompt of these requests is admitted separately.
 WITH_PARTS: Final = frozenset({BATCH_COMPLETIONS, BATCH_TOKENIZE})
 

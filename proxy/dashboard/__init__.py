@@ -1,6 +1,6 @@
 """The server's side of the dashboard; `page/` has the files for the browser.
 
 `dashboard` (`Dashboard`), `host` (its interface to the supervisor), `live` (`/corral/v1/live`),
-`machine_models` (`/corral/v1/models`), `hub` (`/corral/v1/hub`, `/corral/v1/downloads`), `state`
-(the state that the page shows).
+`machines` (`/corral/v1/machine`, `/corral/v1/machines`), `machine_models` (`/corral/v1/models`),
+`hub` (`/corral/v1/hub`, `/corral/v1/downloads`), `state` (the state that the page shows).
 """

@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal, Protocol
 
+from proxy.nodes.gather import NodeAnswer, Question
 from proxy.nodes.nodes import NodeStats
 from proxy.observe.past import ForgottenConversation
 
@@ -181,6 +182,14 @@ class DashboardHost(Protocol):
         """Return this machine's memories, the main memory (`host`) first, then devices."""
 
     def nodes(self) -> Sequence[NodeStats]: ...
+
+    async def ask_nodes(
+        self, question: Question, query: Mapping[str, str], /
+    ) -> Sequence[NodeAnswer]:
+        """Ask all nodes, within 2 s; see `nodes.gather`."""
+
+    async def caches(self) -> object:
+        """Return the places of the prompts of each model, as `corral slots --json` does."""
 
     def observe(self, take: Callable[[HostEvent], None], /) -> None:
         """Call `take`, which does not block, for each event from now on."""

@@ -47,6 +47,7 @@ class NodeTimes:
     loading_poll_s: float = 0.5  # Between polls while a node loads a model.
     # Between looks for requests that wait for a model another node could load.
     waiting_look_s: float = 2.0
+    ask_s: float = 2.0  # For the answers of all nodes to a question about them.
 
 
 NODE_TIMES: Final = NodeTimes()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Literal, NoReturn
@@ -25,6 +25,7 @@ from proxy.nodes.configured import (
     NodeTimes,
     after,
 )
+from proxy.nodes.gather import NodeAnswer, Question, ask_all
 from proxy.nodes.loading import RemoteLoading
 from proxy.nodes.model_list import (
     NO_NODE,
@@ -225,6 +226,23 @@ class Nodes:
                 if not (node.is_found and monitor.state == "same")
             ]
         return [*found, *(stats_of(monitor, self._router) for monitor in self._monitors.leaving())]
+
+    async def ask(self, question: Question, query: Mapping[str, str]) -> list[NodeAnswer]:
+        """Ask each node in use; names without all addresses come last, with their problem."""
+        unresolved = [
+            NodeAnswer(name, problem=discovery.known.problem)
+            for name, discovery in self._discoveries.items()
+            if discovery.known.problem
+        ]
+        monitors = [
+            monitor
+            for name in self._configured
+            for monitor in self._monitors.monitors_of(name)
+            if monitor.state != "same"
+        ]
+        timeout_s = self._monitors.times.ask_s
+        answers = await ask_all(monitors, self._settings, question, query, timeout_s)
+        return [*answers, *unresolved]
 
     def models(self) -> Sequence[ModelInfo]:
         """Return local models, then those that only nodes have."""

@@ -6,7 +6,7 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +14,7 @@ from attrs import define, field
 
 from proxy.dashboard import host
 from proxy.errors import NotFound, Unavailable, UnknownModel
+from proxy.nodes.gather import NodeAnswer, Question
 from proxy.nodes.nodes import Nodes, NodeStats
 from proxy.observe.past import ForgottenConversation
 from proxy.request.models import ModelInfo
@@ -137,6 +138,7 @@ class DashboardHostAdapter:
     _certificate: Certificate
     _memory_usage: MemoryUsage
     _conversations: ConversationForgetter
+    _read_caches: Callable[[], Awaitable[object]]
     _memory: Mapping[str, host.HostMemory] = field(factory=dict, init=False)
     _memory_bytes: dict[int, int | None] = field(factory=dict, init=False)  # by process
     _memory_read_at_s: float = field(default=float("-inf"), init=False)
@@ -174,6 +176,12 @@ class DashboardHostAdapter:
 
     def nodes(self) -> Sequence[NodeStats]:
         return self._nodes.stats()
+
+    async def ask_nodes(self, question: Question, query: Mapping[str, str]) -> list[NodeAnswer]:
+        return await self._nodes.ask(question, query)
+
+    async def caches(self) -> object:
+        return await self._read_caches()
 
     def observe(self, take: Callable[[host.HostEvent], None]) -> None:
         self._events.add_sink(take)

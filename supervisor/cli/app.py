@@ -17,6 +17,7 @@ from supervisor import __version__
 from supervisor.cli import app_requests, app_setup
 from supervisor.cli.options import (
     Config,
+    Everywhere,
     Json,
     Listen,
     ModelName,
@@ -185,7 +186,7 @@ def reload(dry_run: bool = False) -> None:
 
 
 @verb(run_commands, "status.status")
-def status() -> None:
+def status(everywhere: Everywhere = False) -> None:
     """Show state, slots, speed and memory. Exits with 3 if the daemon is not running."""
 
 

@@ -9,6 +9,7 @@ from typer import Argument, BadParameter, Option, Typer
 
 from supervisor.cli.options import (
     Config,
+    Everywhere,
     Json,
     Names,
     read_bytes,
@@ -36,8 +37,9 @@ def requests(
     client: str | None = None,
     failed: bool = False,
     since: str | None = None,
+    everywhere: Everywhere = False,
 ) -> CommandResult:
-    """List the requests in flight; with any of these options, the latest 20 that have ended.
+    """List the requests in flight; with any of the first options, the latest 20 that have ended.
 
     Args:
         last: The latest N ended requests.
@@ -47,8 +49,11 @@ def requests(
         since: Ended since then: 90s, 15m, 1h, 2d, or a date.
     """
     from proxy.observe.past import HistoryQuery
-    from supervisor.cli.requests import list_past, list_requests
 
+    if everywhere:
+        from supervisor.cli.all_machines import list_past, list_requests
+    else:
+        from supervisor.cli.requests import list_past, list_requests
     if not failed and all(value is None for value in (last, model, client, since)):
         return list_requests()
     query = HistoryQuery(limit=last or 20, model=model, client=client, is_failed=failed)
@@ -201,7 +206,7 @@ slots_commands = Typer(
 
 
 @verb(slots_commands, "status.show_tiers")
-def slots() -> None:
+def slots(everywhere: Everywhere = False) -> None:
     """Show where the prompts of each model are kept, and how much computation that saved."""
 
 
@@ -288,12 +293,13 @@ usage_commands = Typer()
 
 
 @verb(usage_commands)
-def usage(
+def usage(  # noqa: PLR0913, PLR0917 (a command has its options)
     by: Literal["key", "model", "day", "month"] | None = None,
     since: Annotated[str | None, Option(metavar="DAY")] = None,
     key: Annotated[str | None, word("key", "--key")] = None,
     model: Annotated[str | None, word("model", "--model")] = None,
     as_csv: Annotated[bool, Option("--csv")] = False,
+    everywhere: Everywhere = False,
     as_json: Json = False,
 ) -> CommandResult:
     """Show the tokens and the time that each API key used.
@@ -312,7 +318,9 @@ def usage(
     from supervisor.cli.history import usage as call
     from supervisor.records.usage import BY_DEFAULT, Query
 
-    return call(Query((by,) if by else BY_DEFAULT, since, key, model), as_csv=as_csv)
+    return call(
+        Query((by,) if by else BY_DEFAULT, since, key, model), as_csv=as_csv, everywhere=everywhere
+    )
 
 
 record_commands = Typer(

@@ -162,8 +162,11 @@ def _sentence(finding: Finding) -> str:
 _HEAD = ("REQUESTS", "PROMPT", "CACHED", "SAVED", "GENERATED", "SLOT TIME", "CPU TIME")
 
 
-def usage(query: Query, *, as_csv: bool) -> CommandResult:
-    """Show tokens and seconds; `query.since` is a day, a month, or a number of days (7d)."""
+def usage(query: Query, *, as_csv: bool, everywhere: bool = False) -> CommandResult:
+    """Show tokens and seconds; `query.since` is a day, a month, or a number of days (7d).
+
+    `everywhere`: of all nodes too.
+    """
     today = datetime.now().astimezone().date()
     try:
         query = replace(query, since=first_day(query.since, today))
@@ -171,6 +174,10 @@ def usage(query: Query, *, as_csv: bool) -> CommandResult:
         raise SettingsInvalid(
             f"--since: {error}", hint="write 2026-11-22, 2026-11 or 7d"
         ) from error
+    if everywhere:
+        from supervisor.cli import all_machines
+
+        return all_machines.usage(query, _csv if as_csv else _text)
     found = requests.ask_records("usage", query, [])
     if as_csv:
         return CommandResult(found, _csv(query.by, found))
@@ -179,10 +186,10 @@ def usage(query: Query, *, as_csv: bool) -> CommandResult:
 
 def _text(names: Sequence[str], found: Sequence[Mapping[str, Any]]) -> str:
     rows = [(*(group[name] for name in names), *_figures(group)) for group in found]
-    if len(found) > 1:
+    if len(found) > 1 and "node" not in names:  # this machine counts what it forwards, too
         total = {name: sum(group[name] for group in found) for name in FIGURES}
         rows.append(("total", *[""] * (len(names) - 1), *_figures(total)))
-    return table((*(name.upper() for name in names), *_HEAD), rows)
+    return table((*("MACHINE" if name == "node" else name.upper() for name in names), *_HEAD), rows)
 
 
 def _figures(group: Mapping[str, Any]) -> tuple[object, ...]:

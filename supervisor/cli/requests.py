@@ -39,7 +39,7 @@ _WAITS: Final = ("queued_ms", "evict_ms", "load_ms")
 
 # The columns that narrow terminals leave out, in this order.
 IN_FLIGHT_LEAST: Final = ("SLOT", "INSTANCE", "CLIENT", "TOKENS", "TOKENS/S", "AGE")
-_ENDED_LEAST: Final = (
+ENDED_LEAST: Final = (
     *("CLIENT", "TOKENS/S", "WAITED", "TOKENS", "PROMPT", "CACHED", "FIRST TOKEN"),
     *("ENDED", "TOOK"),
 )
@@ -58,7 +58,11 @@ def _begins(request_id: str, word: str) -> bool:
 
 
 def request_rows(requests: Sequence[Mapping[str, Any]], columns: int | None = None) -> str:
-    return _table([*map(_ended_row, requests)], columns, _ENDED_LEAST)
+    return _table([*map(ended_row, requests)], columns, ENDED_LEAST)
+
+
+def rows_text(rows: Sequence[Mapping[str, str]], least: Sequence[str], otherwise: str) -> str:
+    return _table(rows, terminal_columns(), least) if rows else otherwise
 
 
 def _table(rows: Sequence[Mapping[str, str]], columns: int | None, least: Sequence[str]) -> str:
@@ -86,7 +90,8 @@ def running_lines(row: Mapping[str, Any]) -> str:
     return "\n".join([title, _origin_line(row), tokens])
 
 
-def _ended_row(request: Mapping[str, Any]) -> dict[str, str]:
+def ended_row(request: Mapping[str, Any]) -> dict[str, str]:
+    """Return the cells of a request by the titles of their columns; raises KeyError."""
     waited = [request[name] for name in _WAITS if request[name] is not None]
     prompt = request["prompt_tokens"]
     return {

@@ -38,9 +38,16 @@ _LEAST: Final = (
 )
 
 
-def status() -> CommandResult:
-    """Show the daemon's status; exit code 3 if it is not running (Source: LSB)."""
+def status(*, everywhere: bool = False) -> CommandResult:
+    """Show the daemon's status; exit code 3 if it is not running (Source: LSB).
+
+    `everywhere`: of all nodes too.
+    """
     try:
+        if everywhere:
+            from supervisor.cli import all_machines
+
+            return all_machines.status()
         found = Client(directories().control_socket).status()
     except NotRunning as error:
         return CommandResult(
@@ -221,8 +228,15 @@ _SKIPPED: Final = {"cost": "it did not pay", "limit": "the limits were reached"}
 _OFFLINE: Final = "the daemon is not running: only the files on disk are known"
 
 
-def show_tiers() -> CommandResult:
-    """Show the tiers of all models; without a daemon, only the disk."""
+def show_tiers(*, everywhere: bool = False) -> CommandResult:
+    """Show the tiers of all models; without a daemon, only the disk.
+
+    `everywhere`: of all nodes too, which needs the daemon.
+    """
+    if everywhere:
+        from supervisor.cli import all_machines
+
+        return all_machines.slots()
     where, notes = directories(), []
     try:
         found = Client(where.control_socket).caches()

@@ -31,6 +31,7 @@ from supervisor.errors import CorralError, DaemonBusy, NotRunning, from_json
 from supervisor.system.paths import check_owner
 
 if TYPE_CHECKING:
+    from proxy.nodes.gather import NodeAnswer, Question
     from proxy.observe.past import RequestStats
 
 # A stream sends "waiting" every 5 s; after this long without a byte the daemon hangs.
@@ -117,6 +118,14 @@ class Client:
     @_operation("GET", "/v1/requests", "requests", module="proxy.observe.past")
     def requests(self) -> list[RequestStats]:
         """Return the requests in flight, oldest first."""
+
+    @_operation("GET", "/v1/machine")
+    def machine(self) -> dict[str, Any]:
+        """Return the figures of this machine, as `GET /corral/v1/machine` does."""
+
+    @_operation("POST", "/v1/nodes/{question}", "answers", module="proxy.nodes.gather")
+    def ask_nodes(self, question: Question, query: Mapping[str, str]) -> list[NodeAnswer]:
+        """Ask all nodes for `machine`, `caches`, `requests` or `usage`, within 2 s."""
 
     @_operation("POST", "/v1/requests/{request_id}/cancel")
     def cancel_request(self, request_id: str) -> None:

@@ -12,12 +12,12 @@ from attrs import define, field
 from pydantic import Field, TypeAdapter, ValidationError
 
 from proxy.errors import NotFound
+from proxy.nodes.gather import NodeAnswer, Question
 from proxy.observe.past import HistoryQuery, RequestStats
 from supervisor import __version__
 from supervisor.builds.installed import engine_setting
 from supervisor.daemon import control_messages as messages
 from supervisor.daemon import model_status
-from supervisor.daemon.cache_status import caches_status
 from supervisor.daemon.desktop import DesktopHosts, backend_hosts
 from supervisor.daemon.parts import DaemonParts
 from supervisor.daemon.trial_status import canary_status, trial_status
@@ -180,11 +180,14 @@ class DaemonService:
         )
 
     async def caches(self) -> messages.CachesStatus:
-        persistence = self._fleet.planner.launches.slot_persistence
-        saved = await asyncio.to_thread(persistence.store.list_saved)
-        budget = persistence.budget(sum(manifest.size_bytes for manifest in saved))
-        limits = self._fleet.slot_files.limits
-        return caches_status(self._fleet.models, self._parts.router, saved, budget, limits)
+        return await self._parts.read_caches()
+
+    def machine(self) -> dict[str, Any]:
+        machines = self._parts.app.machines
+        return machines.machine() if machines else {}
+
+    async def ask_nodes(self, question: Question, query: dict[str, str]) -> list[NodeAnswer]:
+        return await self._parts.nodes.ask(question, query)
 
     def requests(self) -> list[RequestStats]:
         return self._parts.app.requests.stats()

@@ -32,6 +32,8 @@ from supervisor.backend.models import LocalModels
 from supervisor.backend.ollama import OllamaHostAdapter
 from supervisor.backend.slot_storage import ConversationForgetter, PromptWarmerAdapter
 from supervisor.backend.usage import RecordsAdapter, UsageEngines, UsageRecorder
+from supervisor.daemon.cache_status import caches_status
+from supervisor.daemon.control_messages import CachesStatus
 from supervisor.daemon.desktop import DesktopKey
 from supervisor.events import EventStream, Part
 from supervisor.experiments.canaries import Canaries, with_canaries
@@ -203,6 +205,13 @@ class DaemonParts:
         self.router.signals.slots_freed.connect(usage.slots_freed)
         return usage
 
+    async def read_caches(self) -> CachesStatus:
+        persistence = self.fleet.planner.launches.slot_persistence
+        saved = await asyncio.to_thread(persistence.store.list_saved)
+        budget = persistence.budget(sum(manifest.size_bytes for manifest in saved))
+        limits = self.fleet.slot_files.limits
+        return caches_status(self.fleet.models, self.router, saved, budget, limits)
+
     def _make_backend(self) -> Backend:
         fleet, admission, models = self.fleet, self.admission, self._models
         records = RecordsAdapter(self.records)
@@ -228,6 +237,7 @@ class DaemonParts:
                 self.certificate,
                 self._memory_usage,
                 self.conversations,
+                self.read_caches,
             ),
             history=records,
             load_forecaster=models,

@@ -36,6 +36,7 @@ QUICK = NodeTimes(
     idle_digest_s=0.001,
     loading_poll_s=0.01,
     waiting_look_s=0.01,
+    ask_s=0.5,
 )
 SETTINGS = ProxySettings(listen="127.0.0.1:0", connect_timeout_s=5, upstream_read_timeout_s=20)
 

@@ -40,6 +40,7 @@ from proxy.dashboard.host import (
 )
 from proxy.endpoints.prometheus import Metrics
 from proxy.errors import NotFound, ProxyError
+from proxy.nodes.gather import NodeAnswer, Question
 from proxy.nodes.nodes import NodeStats
 from proxy.observe.past import ForgottenConversation, HistoryQuery, RatesQuery, StoredRequest
 from proxy.request.models import (
@@ -261,6 +262,7 @@ class FakeDashboardHost:
         self.known = {"chat": HostModel("default")}
         self.processes = [HostInstance("chat.1", "chat", "ready", since_s=0.0, pid=42)]
         self.commands: list[tuple[str, str]] = []
+        self.answers: list[NodeAnswer] = []
         self.log: list[str] = []
         self.takes: list[Callable[[HostEvent], None]] = []
 
@@ -274,7 +276,16 @@ class FakeDashboardHost:
         return {"host": HostMemory(total=100, weights=40, caches=20, buffers=5, others=10)}
 
     def nodes(self) -> Sequence[NodeStats]:
-        return ()
+        return [NodeStats(answer.node, "http://n", "up", None) for answer in self.answers]
+
+    async def ask_nodes(
+        self, question: Question, query: Mapping[str, str], /
+    ) -> Sequence[NodeAnswer]:
+        assert (question, query) == ("machine", {})
+        return self.answers
+
+    async def caches(self) -> object:
+        return {"models": []}
 
     def observe(self, take: Callable[[HostEvent], None], /) -> None:
         self.takes.append(take)

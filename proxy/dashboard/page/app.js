@@ -8,7 +8,7 @@ import { Frame } from "./parts/frame.js";
 import { Notice } from "./parts/notice.js";
 import { ShortcutsDialog } from "./parts/shortcuts_dialog.js";
 import { SignedOut } from "./parts/signed_out.js";
-import { VIEWS, route } from "./routes.js";
+import { VIEWS, route, viewsOf } from "./routes.js";
 import { signInByKey, signOut } from "./session.js";
 import { listen } from "./shortcuts.js";
 import { current, onSystemChange, toggle } from "./theme.js";
@@ -28,7 +28,7 @@ export class App extends Component {
   }
 
   keys() {
-    const views = VIEWS.map((view) => [view.key, () => this.go(view.name)]);
+    const views = VIEWS.map((view) => [view.key, () => viewsOf(this.props.store.state).includes(view) && this.go(view.name)]);
     return {
       ...Object.fromEntries(views),
       "/": () => this.mainRef.current.querySelector("[data-filter]")?.focus(),
@@ -81,7 +81,7 @@ export class App extends Component {
     const { live, actions, chat } = { live: store.state, actions: this.actions, chat: this.chat };
     return html`
       <a class="skip" href="#main" onClick=${(event) => this.skip(event)}>Skip to the content</a>
-      <${Frame} views=${VIEWS} name=${name} live=${live} theme=${theme}
+      <${Frame} views=${viewsOf(live)} name=${name} live=${live} theme=${theme}
         onTheme=${() => this.toggleTheme()} onSignOut=${() => this.signOut()}
         onShortcuts=${() => this.setState({ showsShortcuts: true })} />
       <main id="main" tabindex="-1" ref=${this.mainRef}>
@@ -93,7 +93,7 @@ export class App extends Component {
           : html`<p class="waiting">Waiting for the daemon's figures…</p>`}
       </main>
       <div class="unseen" aria-live="polite">${store.announcement}</div>
-      ${showsShortcuts && html`<${ShortcutsDialog} views=${VIEWS}
+      ${showsShortcuts && html`<${ShortcutsDialog} views=${viewsOf(live)}
         onClose=${() => this.setState({ showsShortcuts: false })} />`}`;
   }
 

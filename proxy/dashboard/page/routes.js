@@ -5,6 +5,7 @@ import { ChatView } from "./views/chat.js";
 import { Clients } from "./views/clients.js";
 import { Events } from "./views/events.js";
 import { Logs } from "./views/logs.js";
+import { Machines } from "./views/machines.js";
 import { ModelsView } from "./views/models.js";
 import { Overview } from "./views/overview.js";
 import { Requests } from "./views/requests.js";
@@ -20,7 +21,13 @@ export const VIEWS = [
   { name: "logs", title: "Logs", view: Logs },
   { name: "events", title: "Events", view: Events },
   { name: "clients", title: "Clients", view: Clients },
-].map((view, at) => ({ ...view, key: String(at + 1) }));
+  { name: "machines", title: "Machines", view: Machines, needs: "nodes" },
+].map((view, at) => ({ ...view, key: String((at + 1) % 10) }));
+
+// The views for which there is something to show.
+export function viewsOf(live) {
+  return VIEWS.filter(({ needs }) => !needs || Object.keys(live?.[needs] ?? {}).length > 0);
+}
 
 export function route(hash) {
   const [name, detail] = hash.replace(/^#\/?/, "").split("/", 2);

@@ -11,9 +11,9 @@ const PARTS = [
   ["free", "Free"],
 ];
 
-export function Memory({ memory = {} }) {
+export function Memory({ memory = {}, label = "Memory" }) {
   const names = Object.keys(memory);
-  return names.length > 0 && html`<section class="card memory" aria-label="Memory">
+  return names.length > 0 && html`<section class="card memory" aria-label=${label}>
     ${names.map((name) => html`<${Bar} key=${name} title=${name === "host" ? "Main memory" : name} ...${memory[name]} />`)}
   </section>`;
 }
