@@ -2,7 +2,7 @@
 
 1. The router, and the fleet, which runs engines for it.
 2. Parts that add models: admission (it loads them), workers, other nodes; and reloads of the
-  settings.
+   settings.
 3. Parts that observe and adjust: adapted values, layers, prefix files, records, trials, canaries.
 4. The proxy, to which the backend gives these; and the parts that need the proxy: captures, hooks.
 

@@ -97,7 +97,7 @@ def test_the_helper_for_streams_adds_up_a_call(client: openai.OpenAI) -> None:
         {"input": CAPITAL, "tools": [WEATHER], "instructions": "Be short.", "metadata": {"a": "b"}},
     ],
 )
-def test_each_event_and_response_is_what_its_type_says(url: str, members: dict[str, Any]) -> None:
+def test_each_event_and_response_matches_its_type(url: str, members: dict[str, Any]) -> None:
     whole = httpx.post(f"{url}/v1/responses", json={**COLD, **members}).json()
     check_response(whole)
     stream = httpx.post(f"{url}/v1/responses", json={**COLD, **members, "stream": True}).read()

@@ -198,7 +198,7 @@ def test_a_line_that_is_paused_when_the_daemon_ends_has_one_result(
 
 
 @pytest.mark.parametrize("url", [CHAT, "/v1/completions"])
-def test_a_line_that_pauses_has_the_answer_of_one_that_does_not(
+def test_a_line_has_the_same_answer_with_and_without_a_pause(
     corral: CorralCli, smollm2: Path, tmp_path: Path, url: str
 ) -> None:
     corral.configure(ONE_SLOT.format(path=smollm2))

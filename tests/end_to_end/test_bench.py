@@ -104,7 +104,7 @@ def test_a_daemon_is_not_disturbed(configured: CorralCli) -> None:
     assert (after.pid, after.restarts, after.state) == (before.pid, 0, "ready")
 
 
-def test_an_interrupt_keeps_what_was_measured(configured: CorralCli) -> None:
+def test_an_interrupt_keeps_the_measurements(configured: CorralCli) -> None:
     # The first start, and one for each round.
     with running(configured, 3, "--json") as process:
         process.send_signal(signal.SIGINT)

@@ -516,7 +516,7 @@ _MODULES = """async () => {
 }"""
 
 
-def test_modules_compute_what_they_say(dashboard: Dashboard) -> None:
+def test_modules_compute_their_results(dashboard: Dashboard) -> None:
     assert dashboard.page.evaluate(_MODULES) == {
         "patched": {"kept": {"a": 1}, "b": {"d": 2}, "e": [2], "f": {}},
         "isKept": True,

@@ -68,7 +68,7 @@ def test_without_a_settings_file_a_reload_still_takes_up_an_engine(
     assert running(corral, "tiny") == NEW
 
 
-def test_what_is_not_installed_is_named(corral: CorralCli, tiny_model: Path, engines: Path) -> None:
+def test_missing_programs_are_named(corral: CorralCli, tiny_model: Path, engines: Path) -> None:
     corral.configure(f'[models.tiny]\npath = "{tiny_model}"\nengine = "b1"\n')
     assert f"installed: {NEW}, {OLD}" in corral("plan", "tiny").stderr
     for words in (("use", "b1"), ("remove", "b1"), ("rollback",)):

@@ -100,7 +100,7 @@ def test_each_request_is_computed_with_its_own_adapter(
     assert cached > 100
 
 
-def test_a_request_may_give_scales_and_models_of_its_own_are_listed(adapted: CorralCli) -> None:
+def test_a_request_may_give_scales_and_adapters_are_listed_as_models(adapted: CorralCli) -> None:
     legal = chat(adapted, "chat+legal")[0]
     assert chat(adapted, "chat", lora=[{"name": "legal", "scale": 1}])[0] == legal
     assert chat(adapted, "chat", lora=[{"id": 0, "scale": 1}])[0] == legal
@@ -127,7 +127,7 @@ def test_a_request_gives_no_scales_to_an_adapter_of_all_requests(adapted: Corral
     assert chat(adapted, "fixed")[0] == text
 
 
-def test_a_conversation_does_not_begin_with_what_another_adapter_left_in_a_slot(
+def test_a_conversation_uses_nothing_that_another_adapter_left_in_a_slot(
     adapted: CorralCli,
 ) -> None:
     fresh = chat(adapted, "pair", "an error", cache_prompt=False)[0]

@@ -88,7 +88,7 @@ def test_a_shared_prefix_is_computed_on_one_replica_and_restored_on_others(
 
 
 @pytest.mark.parametrize("page", ["/v1/chat/completions", *PAGES])
-def test_of_two_requests_at_once_one_computes_what_both_begin_with(
+def test_of_two_requests_at_once_one_computes_the_common_beginning(
     corral: CorralCli, slow_model: Path, page: str
 ) -> None:
     corral.configure(SETTINGS.format(model=slow_model, replicas=2))

@@ -52,7 +52,7 @@ def ask(corral: CorralCli, model: str) -> tuple[int, str]:
             return error.code, json.load(error)["error"]["message"]
 
 
-def test_a_node_loads_what_it_has_room_for(
+def test_a_node_loads_models_that_fit(
     corral: CorralCli, front: CorralCli, tiny_model: Path, tmp_path: Path
 ) -> None:
     other = shutil.copy(tiny_model, tmp_path / "other.gguf")

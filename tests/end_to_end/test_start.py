@@ -137,7 +137,7 @@ def test_a_misspelt_name_gets_the_nearest(corral: CorralCli, models: Path) -> No
         assert "did you mean chat?" in corral(command, "caht").stderr
 
 
-def test_a_broken_model_among_others_is_told_of_with_what_serves(
+def test_a_broken_model_is_reported_with_the_models_that_serve(
     corral: CorralCli, models: Path
 ) -> None:
     words = [str(models / f"{name}.gguf") for name in ("a", "broken", "c")]

@@ -35,7 +35,7 @@ def ask(url: str, key: str, **members: Any) -> dict[str, Any]:
     return answer
 
 
-def test_each_key_has_what_it_used(corral: CorralCli, tiny_model: Path) -> None:
+def test_each_key_has_its_own_usage(corral: CorralCli, tiny_model: Path) -> None:
     keys = corral.root / "config" / "keys.toml"
     corral.configure(SETTINGS.format(keys=keys, model=tiny_model))
     anna, ben = (corral.data("key", "add", name)["key"] for name in ("anna", "ben"))

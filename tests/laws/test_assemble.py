@@ -236,7 +236,7 @@ async def test_the_whole_answer_is_the_engines_own(
     assert (own.keys(), stable(own)) == (assembled.keys(), stable(assembled))
 
 
-async def test_the_samples_are_what_they_are_called(direct: aiohttp.ClientSession) -> None:
+async def test_the_samples_match_their_names(direct: aiohttp.ClientSession) -> None:
     messages = {}
     for name in ("tool call", "tool call cut", "reasoning", "reasoning cut"):
         path, members = CASES[name]
@@ -285,7 +285,7 @@ STREAMS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 
 
 @pytest.mark.parametrize("name", STREAMS)
-async def test_a_stream_is_the_engines_own_without_the_progress_nobody_asked_for(
+async def test_a_stream_is_the_engines_own_without_unrequested_progress(
     name: str, proxy: ProxyHarness, direct: aiohttp.ClientSession
 ) -> None:
     path, members = STREAMS[name]

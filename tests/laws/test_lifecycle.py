@@ -312,7 +312,7 @@ def test_a_run_begins_only_when_the_last_has_exited(
 
 
 @given(lifecycles())
-def test_what_stops_has_a_reason_and_what_runs_is_wanted(lifecycle: Lifecycle) -> None:
+def test_stopping_instances_have_a_reason_and_running_ones_are_wanted(lifecycle: Lifecycle) -> None:
     assert (lifecycle.stop_reason is not None) is (lifecycle.state in EXITING)
     if lifecycle.state is State.STOPPED:
         assert not lifecycle.wanted

@@ -225,7 +225,7 @@ META: dict[str, int | str] = {
 }
 
 
-async def test_the_list_tells_what_the_files_hold_also_of_unloaded_models(
+async def test_the_list_has_the_metadata_of_unloaded_models_too(
     proxy: ProxyHarness,
 ) -> None:
     sees = ("text", "image")

@@ -135,7 +135,7 @@ async def test_base64_is_gathered_too(proxy: ProxyHarness, sockets: Mapping[str,
         ("/completion", {"prompt": TEXTS, "n_predict": 4}),
     ],
 )
-async def test_a_stream_of_several_prompts_tells_what_the_engines_own_tells(
+async def test_a_stream_of_several_prompts_equals_the_engines_own(
     proxy: ProxyHarness, sockets: Mapping[str, Path], path: str, members: Mapping[str, Any]
 ) -> None:
     body = {**GREEDY, **members, "stream": True}

@@ -65,7 +65,7 @@ async def begin(proxy: ProxyHarness, count: int = 1) -> asyncio.Event:
     return end
 
 
-async def test_a_taken_port_is_named_with_what_to_do(proxy: ProxyHarness) -> None:
+async def test_a_taken_port_is_named_with_a_remedy(proxy: ProxyHarness) -> None:
     settings = ProxySettings(listen=f"127.0.0.1:{proxy.server.port}")
     with pytest.raises(ListenFailed) as failure:
         await proxy.build(settings).start()
@@ -195,7 +195,7 @@ async def test_a_header_over_the_limit_is_refused(proxy: ProxyHarness) -> None:
         assert response.status == 431
 
 
-async def test_the_url_of_a_public_address_is_one_that_can_be_asked(proxy: ProxyHarness) -> None:
+async def test_the_url_of_a_public_address_can_be_reached(proxy: ProxyHarness) -> None:
     await proxy.open(listen="0.0.0.0:0")
     assert proxy.server.url == f"http://127.0.0.1:{proxy.server.port}"
 

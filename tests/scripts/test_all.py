@@ -46,7 +46,7 @@ def test_a_part_that_fails_is_named_with_its_error(
     assert (done.result, done.problem) == (None, problem)
 
 
-def test_a_part_that_takes_too_long_is_ended_with_what_it_started(tmp_path: Path) -> None:
+def test_a_part_that_takes_too_long_is_ended_with_its_children(tmp_path: Path) -> None:
     script = f"trap 'exit 130' INT; setsid sleep 600 & echo $! > {tmp_path}/pid; wait"
     done = outcome(part(tmp_path, script, limit_s=0.5), 60, is_quick=True)
     assert done.problem == "it took longer than 0 s"

@@ -12,7 +12,7 @@ from scripts.client_programs.scripted_model import TOOLS, script
 from supervisor.clients.programs import CLIENTS as CONNECTED
 
 
-def test_a_line_of_a_script_is_one_token_of_its_own() -> None:
+def test_a_line_of_a_script_is_one_token() -> None:
     for commands in (COMMANDS, BIG):
         lines = script(commands)
         assert len({line.text for line in lines}) == len(lines) == len(TOOLS) * len(commands) + 1

@@ -37,7 +37,7 @@ def test_a_page_has_everything(page: str, words: list[str]) -> None:
     assert [word for word in words if word not in text] == []
 
 
-def test_a_part_is_written_anew_whatever_stands_in_it(tmp_path: Path) -> None:
+def test_a_part_is_written_anew_over_any_content(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     begin = "<!-- endpoints: written by scripts/docs --write -->"
     page.write_text(f"before\n{begin}\n<<<<<<< ours\n=======\n<!-- end of endpoints -->\nafter\n")

@@ -3,5 +3,5 @@
 from acceptance import host_cache_check
 
 
-def test_the_engine_holds_what_is_believed() -> None:
+def test_the_engine_holds_the_expected_content() -> None:
     assert host_cache_check.main(["--turns", "--steps", "16", "--limits", "4"]) == 0

@@ -11,7 +11,7 @@ def turn(began_at_s: float, prompt: Sequence[int], answer: Sequence[int] = ()) -
     return TurnTokens(began_at_s, began_at_s + 1, len(prompt), [*prompt, *answer])
 
 
-def test_only_what_follows_a_computed_prefix_is_new() -> None:
+def test_only_tokens_after_a_computed_prefix_are_new() -> None:
     first = turn(0, [*SYSTEM, 4], [5, 6])
     assert new_tokens([first]) == 4
     assert new_tokens([first, turn(1, [*SYSTEM, 4, 5, 6, 7])]) == 4 + 1

@@ -26,7 +26,7 @@ def test_a_cell_has_median_spread_and_the_ratio_round_by_round() -> None:
     assert "| engine | llama-server 10434 |" in lines
 
 
-def test_figures_of_other_variants_have_a_table_of_their_own() -> None:
+def test_figures_of_other_variants_have_a_separate_table() -> None:
     found = Result([one_round("loads", "", {"a": 3}), one_round("RSS", "MB", {"corral": 65.25})])
     lines = rendered(PartOutcome(PART, 1, found))
     assert {"|  | a |", "| loads | 3 |", "|  | corral |", "| RSS, MB | 65.2 |"} <= {*lines}
@@ -52,7 +52,7 @@ def test_a_failed_part_is_named_with_its_error_and_the_others_remain() -> None:
     assert "| loads | 3 |" in lines
 
 
-def test_what_is_not_installed_is_named() -> None:
+def test_missing_programs_are_named() -> None:
     found = Result([], not_measured={"nginx": "not installed"})
     lines = rendered(PartOutcome(PART, 1, found))
     assert "| Defaults | nginx | not installed |" in lines

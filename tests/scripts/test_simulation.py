@@ -19,7 +19,7 @@ def test_every_request_is_answered_and_most_of_each_prompt_is_found() -> None:
     assert least_busy["of ideal"] > 1.3 * facts["of ideal"]
 
 
-def test_a_lost_node_costs_what_it_held_and_no_request() -> None:
+def test_a_lost_node_costs_its_cached_tokens_and_no_request() -> None:
     case = Case(nodes=4, conversations=250, seed=3, loses_node=True)
     facts = simulate(case).facts
     assert (facts["lost"], facts["failed"]) == (0, 0)

@@ -41,7 +41,7 @@ def normalized(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def test_the_dependencies_are_what_the_code_imports() -> None:
+def test_the_dependencies_are_the_packages_that_the_code_imports() -> None:
     distributions = packages_distributions()
     used = {
         normalized(name)

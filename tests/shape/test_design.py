@@ -14,7 +14,7 @@ def test_the_generated_parts_of_the_documentation_are_those_of_the_code() -> Non
     assert stale == [], "run scripts/docs --write"
 
 
-def test_the_architecture_says_what_each_folder_contains() -> None:
+def test_the_architecture_lists_each_folder() -> None:
     page = (ROOT / "docs/architecture.md").read_text("utf-8")
     folders = [
         path.parent

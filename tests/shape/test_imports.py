@@ -22,7 +22,7 @@ def imports(path: Path) -> set[str]:
     return names
 
 
-def test_a_daemon_does_not_load_what_it_may_not_need(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_daemon_loads_no_optional_module(tiny_model: Path, tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; import supervisor.daemon.daemon\n"
         "from supervisor.models import metadata\n"

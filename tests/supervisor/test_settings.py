@@ -258,7 +258,7 @@ def test_an_invalid_memory_budget_is_rejected(value: object) -> None:
         ("min_residency_s = 'x'", "min_residency_s: must be a valid number, unable to parse"),
     ],
 )
-def test_a_message_names_the_key_and_what_is_allowed(line: str, message: str) -> None:
+def test_a_message_names_the_key_and_the_allowed_values(line: str, message: str) -> None:
     assert f"models.chat.{message}" in refusal(f"{CHAT}{line}\n")
 
 
@@ -336,7 +336,7 @@ def test_a_fallback_of_a_nodes_model_is_of_no_model_here() -> None:
     assert "proxy.fallback.chat: this machine has a model" in refusal(CHAT + own + node)
 
 
-def test_an_alias_and_a_variant_have_names_of_their_own() -> None:
+def test_an_alias_and_a_variant_have_different_names() -> None:
     chat = CHAT + 'aliases = ["chat:high"]\n[models.chat.variants.high]\ntemperature = 1\n'
     assert refusal(chat).endswith("models.chat: the name chat:high is given twice")
 

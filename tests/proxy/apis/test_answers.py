@@ -61,7 +61,7 @@ def test_progress_comments_and_other_data_are_left_out() -> None:
     assert fed(b":\n\n", progress, b"data: null\n\n", b"data: [DONE]\n\n") == ""
 
 
-def test_an_error_is_an_event_of_its_own() -> None:
+def test_an_error_is_a_separate_event() -> None:
     assert fed(b'data: {"error":{"code":500,"message":"x"}}\n\n') == (
         'event: error\ndata: {"error":{"code":500,"message":"x"}}\n\n'
     )

@@ -45,7 +45,7 @@ async def test_every_instance_of_the_model_is_asked(proxy: ProxyHarness) -> None
         assert b'"chatcmpl-1"' in call.body
 
 
-async def test_an_instance_that_only_finishes_what_it_has_is_asked(proxy: ProxyHarness) -> None:
+async def test_a_draining_instance_is_asked(proxy: ProxyHarness) -> None:
     async def hold(call: Call) -> None:
         await (know(call) if COMPLETION_CONTROL in call.line else call.until_left())
 

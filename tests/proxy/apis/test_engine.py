@@ -93,7 +93,7 @@ async def test_of_a_member_given_twice_the_engine_too_takes_the_last(
     assert (response.status, answer["tokens_predicted"]) == (200, 5)
 
 
-async def test_the_web_ui_of_the_engine_is_at_an_address_of_its_own(
+async def test_the_web_ui_of_the_engine_has_a_separate_address(
     proxy: ProxyHarness, socket: Path
 ) -> None:
     address = f"127.0.0.1:{free_port()}"

@@ -129,7 +129,7 @@ async def test_lists_that_name_each_other_end_in_the_first_models_error(
     assert event["model"] == "chat"
 
 
-async def test_a_variant_may_answer_and_what_the_client_gave_stays(
+async def test_a_variant_may_answer_and_the_clients_members_stay(
     proxy: ProxyHarness, small: Fake
 ) -> None:
     variant = Variant.model_validate({"temperature": 0.1, "top_p": 0.5})

@@ -27,7 +27,9 @@ async def status(proxy: ProxyHarness) -> dict[str, Any]:
         return found
 
 
-async def test_a_warm_up_loads_the_model_and_tells_what_is_on_a_gpu(proxy: ProxyHarness) -> None:
+async def test_a_warm_up_loads_the_model_and_reports_its_layers_on_gpus(
+    proxy: ProxyHarness,
+) -> None:
     """Seed 003: GpuWarmupResponse."""
     proxy.engine.uses["chat"] = ON_GPU
     assert await warmed(proxy) == (

@@ -74,7 +74,7 @@ async def test_without_the_setting_there_is_none(proxy: ProxyHarness) -> None:
         assert "Ollama" not in await response.text()
 
 
-async def test_an_address_of_its_own_has_it_beside_the_other_apis(proxy: ProxyHarness) -> None:
+async def test_a_separate_address_has_it_beside_the_other_apis(proxy: ProxyHarness) -> None:
     port = free_port()
     await proxy.open(ollama=OllamaSettings(listen=f"127.0.0.1:{port}"))
     await proxy.fake(say_b)

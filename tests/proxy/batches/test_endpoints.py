@@ -214,7 +214,7 @@ async def test_a_foreign_origin_changes_nothing(proxy: JobsProxy, method: str) -
     assert (await proxy.call("GET", f"/v1/files/{file['id']}"))[0] == 200
 
 
-async def test_a_file_is_what_was_sent_until_it_is_deleted(proxy: JobsProxy) -> None:
+async def test_a_file_has_the_sent_bytes_until_it_is_deleted(proxy: JobsProxy) -> None:
     await proxy.begin()
     content = b'{"a": "\xc3\xa4"}\r\n\n{"b": 1}'
     status, file = await proxy.upload(content)

@@ -23,7 +23,7 @@ SMALL = JobSettings(max_file_bytes=4096, max_lines=3, max_line_bytes=1024)
 
 
 @given(st.lists(st.sampled_from([b"", b"a", b"\n", b"b\nc", b"\n\n"]), max_size=12))
-def test_lines_are_the_file_whatever_the_pieces(pieces: list[bytes]) -> None:
+def test_lines_are_those_of_the_file_with_any_pieces(pieces: list[bytes]) -> None:
     lines = split(pieces, JobSettings())
     assert lines == b"".join(pieces).splitlines(keepends=True)
 

@@ -162,7 +162,7 @@ def test_what_became_of_the_cache_is_told(held: CachePlace, kind: CacheKind, cau
     assert decided(TALK, NEXT, 0, held, kind=kind, is_cache_off=True).cause is Cause.CACHE_OFF
 
 
-def test_a_window_is_to_blame_for_what_a_small_change_does_not_explain() -> None:
+def test_a_window_is_the_cause_if_a_small_change_does_not_explain_the_loss() -> None:
     edited = [*TALK[:-1], say("user", "Why not?")]
     assert decided(TALK, edited, 0, kind="window").cause is Cause.SLIDING_WINDOW
     restarted = decided(TALK, edited, 0, "crashed")

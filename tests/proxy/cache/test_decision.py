@@ -92,7 +92,7 @@ def test_the_next_turn_hardly_waits_for_the_save_of_an_idle_engine(case: SaveCas
     assert case.save_s / (idle_s + case.usual_return_s) * case.save_s / 2 <= 0.2 + 1e-9
 
 
-def test_a_pause_that_nobody_notices_may_come_at_any_time() -> None:
+def test_an_unnoticeable_pause_may_come_at_any_time() -> None:
     soon = replace(BESIDE, decoded=0)
     assert pays(replace(soon, save_s=0.006))
 

@@ -50,7 +50,7 @@ steps = st.lists(st.tuples(prompts, st.sampled_from(HOLDERS), st.integers(0, 9))
 
 
 @given(steps, st.integers(1, 25))
-def test_it_holds_what_a_list_of_blocks_would(
+def test_it_holds_the_same_as_a_list_of_blocks(
     schedule: list[tuple[list[int], int, int]], most: int
 ) -> None:
     tree, plain = PrefixTree(most, most), Blocks(most)

@@ -98,7 +98,7 @@ def test_the_response_tells_whether_a_copy_was_taken() -> None:
     assert host_cache.holds("a") == 0
 
 
-def test_absence_is_expected_by_room_and_then_by_what_returned() -> None:
+def test_absence_is_expected_by_room_and_then_by_earlier_returns() -> None:
     host_cache = cache(1000)
     assert host_cache.absence_probability(100) == 0
     host_cache.note_copies([slot(number, 100) for number in range(30)])

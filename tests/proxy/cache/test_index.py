@@ -55,7 +55,7 @@ def belief(*names: str, prefix_index_max_blocks: int = 1000) -> PrefixIndex:
     return prefix_index
 
 
-def test_who_was_given_a_prompt_holds_what_others_share_with_it() -> None:
+def test_a_holder_of_a_prompt_holds_the_parts_that_others_share() -> None:
     prefix_index = belief("a", "b")
     assign(prefix_index, upstream("a"), prompt(SYSTEM + "one"), None)
     other = prompt(SYSTEM + "two")
@@ -204,7 +204,7 @@ def test_a_conversation_that_went_on_elsewhere_stays_there() -> None:
     assert cached_tokens(prefix_index, "a", turn) > 0
 
 
-def test_an_instance_that_comes_back_as_it_was_is_not_what_it_began_with() -> None:
+def test_an_instance_that_registers_again_keeps_its_conversations() -> None:
     prefix_index = belief("a")
     chain = answered(prefix_index, "a", SYSTEM)
     prefix_index.register(

@@ -54,7 +54,7 @@ def test_an_instance_that_holds_a_conversation_in_no_slot_does_not_own_it() -> N
     assert hint.cached_tokens(index.bit("a")) > 300
 
 
-def test_an_instance_owns_what_its_host_cache_holds() -> None:
+def test_an_instance_owns_the_conversations_in_its_host_cache() -> None:
     index = PrefixIndex(1000)
     index.register(replace(ONE, slots=1, token_bytes=1000, host_cache_bytes=1e6))
     index.assign(ONE, FIRST, None, CacheHint())

@@ -69,7 +69,7 @@ async def test_nothing_is_kept_before_somebody_asks() -> None:
     assert [bool(digest and digest.hashes) for digest in found] == [False, True]
 
 
-def test_only_what_came_after_the_cursor_is_told(told: Told) -> None:
+def test_only_entries_after_the_cursor_are_reported(told: Told) -> None:
     first = told.note("hello")
     digest = told.look(told.cursor)
     assert (digest.is_whole, list(digest.hashes["chat"])) == (False, ends(first))
@@ -90,7 +90,7 @@ def test_an_unknown_cursor_gets_everything(told: Told, cursor: str) -> None:
     assert told.digests.after(f"{run}-{'9' * 10_000}", "front", ["chat"]) is None
 
 
-def test_a_client_is_told_of_its_own_prompts_alone(told: Told) -> None:
+def test_a_client_gets_only_its_own_prompts(told: Told) -> None:
     theirs = told.note("hello", client="other")
     assert not told.look(told.cursor).hashes
     # Without keys, everybody may see everything.
@@ -104,7 +104,7 @@ def test_a_model_that_the_client_may_not_see_is_not_told_of(told: Told) -> None:
     assert not digest.hashes
 
 
-def test_a_replaced_process_takes_what_it_held_along(told: Told) -> None:
+def test_the_entries_of_a_replaced_process_end_with_it(told: Told) -> None:
     told.note("one", instance="chat.0")
     kept = told.note("two", instance="chat.1")
     cursor = told.look(told.cursor).cursor
@@ -133,7 +133,7 @@ def test_a_digest_is_bounded(told: Told) -> None:
     assert read_digest(whole.to_bytes()) == whole
 
 
-def test_two_machines_have_one_hash_for_a_text_whatever_they_call_the_model() -> None:
+def test_two_machines_have_one_hash_for_a_text_under_any_name_of_the_model() -> None:
     members = {"messages": [{"role": "user", "content": "hello"}]}
     here = read_prompt(EndpointKind.CHAT, "chat", members)
     there = read_prompt(EndpointKind.CHAT, "vendor/chat-7b", members)

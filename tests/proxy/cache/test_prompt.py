@@ -169,7 +169,7 @@ def test_an_image_counts_as_many_tokens() -> None:
     assert shared(about("A"), about("B")) == shared(text, about("B"))
 
 
-def test_an_image_counts_by_what_it_is() -> None:
+def test_an_image_counts_by_its_content() -> None:
     def picture(data: str, **more: object) -> Prompt:
         image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}, **more}
         return chat(user([image, {"type": "text", "text": "What is it?"}]))
@@ -195,7 +195,7 @@ def test_tokens_are_as_good_as_text() -> None:
     ).turn_hashes
 
 
-def test_infill_reads_what_stands_around() -> None:
+def test_infill_reads_the_text_around_the_gap() -> None:
     around = {"input_prefix": "def f():", "input_suffix": "return 1"}
     one = prompt(EndpointKind.INFILL, input_extra=[{"text": "x"}], **around)
     assert one.turn_hashes != prompt(EndpointKind.INFILL, **around).turn_hashes

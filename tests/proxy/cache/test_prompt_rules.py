@@ -140,7 +140,7 @@ def test_tools_in_another_order_are_told_from_other_tools() -> None:
     assert found == (("tools", 0, 1),)
 
 
-def test_no_text_is_in_what_is_found() -> None:
+def test_findings_contain_no_text() -> None:
     found = changes(chat(DATED), chat(DATED.replace("24", "25")))
     assert "25" not in str(found[0][0][0])
     assert not any(isinstance(value, str) for value in (found[1][0], *found[1][1]))

@@ -78,7 +78,7 @@ def test_a_file_that_holds_much_more_is_read_although_it_is_larger() -> None:
     assert of(index.find("k", prompt("a" * 2000, "c"))) == ("long", False)
 
 
-def test_a_recurrent_file_serves_only_what_continues_it() -> None:
+def test_a_recurrent_file_serves_only_prompts_that_continue_it() -> None:
     index, one = SlotFileIndex(1000), prompt("a" * 200)
     index.add(file("a", one, one.turn_hashes[-1], recurrent=True))
     assert index.find("k", prompt("c")) is None

@@ -82,7 +82,7 @@ def test_a_turn_goes_back_to_the_slot_of_its_conversation() -> None:
     assert slot_map.reserve(object(), chat("a"), NOW_S) is first
 
 
-def test_a_slot_in_use_is_given_to_nobody_else() -> None:
+def test_a_slot_in_use_is_given_to_no_other_request() -> None:
     slot_map = SlotMap(2)
     held = conversation_in(slot_map, "a", 10)
     assert not slot_map.is_in_use(chat("a"))
@@ -136,7 +136,7 @@ def test_after_a_pause_nothing_is_sure() -> None:
     assert not tracked.is_confirmed
 
 
-def test_a_warm_up_that_nobody_told_of_moves_all_by_one() -> None:
+def test_an_unreported_warm_up_moves_all_by_one() -> None:
     slot_map = SlotMap(3)
     conversation_in(slot_map, "a", 10)
     conversation_in(slot_map, "b", 30)
@@ -321,7 +321,7 @@ def test_only_the_first_that_goes_on_from_there_proves_anything() -> None:
     assert not tracked.verifies_restore(LONGER)
 
 
-def test_of_what_nothing_is_known_nothing_is_proved() -> None:
+def test_unknown_slots_prove_nothing() -> None:
     slot_map = SlotMap(1)
     slot_map.add_restored(RestoredSlot(0, 3, 300), None)
     tracked = slot_map.reserve("turn", chat("a"), NOW_S)
@@ -379,7 +379,7 @@ def test_a_known_slot_that_others_used_is_not_the_one_any_more() -> None:
     assert (first.conversation, second.conversation) == (None, chat("b"))
 
 
-def test_the_number_of_an_only_slot_is_known_after_a_warm_up_that_nobody_told_of() -> None:
+def test_the_number_of_an_only_slot_is_known_after_an_unreported_warm_up() -> None:
     slot_map = SlotMap(1)
     slot_map.sync([seen(0, 0, 7)], None, NOW_S)
     (tracked,) = slot_map.idle

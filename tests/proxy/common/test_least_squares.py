@@ -7,7 +7,7 @@ import pytest
 from proxy.common.least_squares import LeastSquares
 
 
-def test_it_finds_what_each_part_of_a_sum_costs() -> None:
+def test_it_finds_the_cost_of_each_part_of_a_sum() -> None:
     rng = random.Random(1)  # noqa: S311 (samples, no secret)
     found = LeastSquares((0.1, 1.0))
     for _ in range(40):

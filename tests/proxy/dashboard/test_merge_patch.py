@@ -23,7 +23,7 @@ def test_a_patch_makes_one_state_of_another(before: dict[str, Any], after: dict[
     assert bool(patch) == (before != after)
 
 
-def test_a_patch_says_only_what_changed() -> None:
+def test_a_patch_has_only_the_changes() -> None:
     before = {"a": {"x": 1, "y": 2}, "b": [1], "c": 3}
     after = {"a": {"x": 1, "y": 5}, "b": [1, 2]}
     assert merge_patch(before, after) == {"a": {"y": 5}, "b": [1, 2], "c": None}

@@ -138,7 +138,7 @@ async def test_behind_a_reverse_proxy_with_tls_the_cookie_is_for_tls(proxy: Prox
 
 
 @pytest.mark.parametrize("members", [{}, {"token": "x", "more": "y"}, {"key": "x"}])
-async def test_what_signs_nobody_in(proxy: ProxyHarness, members: dict[str, str]) -> None:
+async def test_invalid_tokens_sign_nobody_in(proxy: ProxyHarness, members: dict[str, str]) -> None:
     status, _ = await sign_in(proxy, **members)
     assert status == (401 if "token" in members else 400)
 

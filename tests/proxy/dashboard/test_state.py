@@ -24,7 +24,7 @@ SERVED = InstanceStats(
 REMOTE = replace(UPSTREAM, name="gpu/chat", slots=1, node=Node("gpu", "chat"))
 
 
-def test_a_state_has_what_is_known() -> None:
+def test_a_state_has_the_known_facts() -> None:
     observed = Observed(
         now_s=110.0,
         started_at_s=10.0,

@@ -84,6 +84,6 @@ async def test_files_need_no_key_and_all_else_does(proxy: ProxyHarness, tmp_path
             assert response.status == status
 
 
-def test_it_needs_an_address_of_its_own() -> None:
+def test_it_needs_a_separate_address() -> None:
     with pytest.raises(ValidationError, match="the address is taken"):
         ProxySettings(listen="127.0.0.1:8080", engine_ui="127.0.0.1:8080")

@@ -72,7 +72,7 @@ async def asked(proxy: ProxyHarness, request_id: str = "a", **members: Any) -> t
         return response.status, body
 
 
-async def test_the_latest_pass_of_an_engine_has_what_it_reported(proxy: ProxyHarness) -> None:
+async def test_the_latest_pass_has_the_tokens_that_the_engine_reported(proxy: ProxyHarness) -> None:
     """seed 001: MicroBatch n_prompt_tokens of a pass, from the engine's own progress."""
 
     async def compute_twice(call: Call) -> None:

@@ -95,7 +95,7 @@ def test_slots_are_counted_by_state(leases: list[LeaseStats]) -> None:
     assert totals.num_idle_slots == 4 - len(leases)
 
 
-def test_sequences_are_counted_by_what_they_compute() -> None:
+def test_sequences_are_counted_by_phase() -> None:
     """seed 001: SequenceBatch.num_prefill, num_decode."""
     totals = totals_of(all_slots([instance(reading(), writing(), writing(), slots=4)], NOW_S))
     assert (totals.num_prefill, totals.num_decode) == (1, 2)

@@ -52,7 +52,7 @@ async def say_hi(call: Call) -> None:
     await call.end()
 
 
-async def test_an_observer_gets_what_the_client_gets(proxy: ProxyHarness) -> None:
+async def test_an_observer_gets_the_clients_bytes(proxy: ProxyHarness) -> None:
     await proxy.open()
     await proxy.fake(say_hi)
     observer = _Observer()

@@ -114,7 +114,7 @@ async def test_a_seeded_one_is_asked_for_again_and_sent_from_where_it_broke_off(
     assert (asked["messages"], asked["max_tokens"]) == (MESSAGES, 6)
 
 
-async def test_a_seeded_one_that_begins_otherwise_is_continued_from_its_text(
+async def test_a_seeded_answer_that_begins_otherwise_is_continued_from_its_text(
     proxy: ProxyHarness,
 ) -> None:
     async def speak(call: Call) -> None:
@@ -209,7 +209,7 @@ def test_what_would_begin_anew_is_not_continued(members: dict[str, Any]) -> None
         ({"seed": -1, "temperature": 0}, [True, False]),
     ],
 )
-def test_only_one_that_repeats_itself_is_asked_for_again(
+def test_only_a_repeatable_answer_is_requested_again(
     members: dict[str, Any], is_replay: list[bool]
 ) -> None:
     rests = rest_of(SENT, **members)

@@ -79,7 +79,7 @@ async def say_stream(call: Call) -> None:
 
 
 @pytest.mark.parametrize("is_stream", [True, False])
-async def test_one_that_crashed_what_is_on_trial_is_tried_elsewhere(
+async def test_a_request_that_crashed_an_instance_on_trial_is_tried_elsewhere(
     proxy: ProxyHarness,
     is_stream: bool,  # noqa: FBT001 (a parameter)
 ) -> None:

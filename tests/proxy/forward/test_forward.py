@@ -119,7 +119,7 @@ async def test_a_body_larger_than_every_buffer_arrives_whole(proxy: ProxyHarness
     assert text.encode() in call.body
 
 
-async def test_a_compressed_body_is_passed_as_what_it_says(proxy: ProxyHarness) -> None:
+async def test_a_compressed_body_is_passed_on_decompressed(proxy: ProxyHarness) -> None:
     fake = await proxy.fake()
     body = aiohttp.BytesPayload(b'{"prompt": "a"}')
     async with proxy.http.post("/infill", data=body, compress="deflate"):
@@ -264,7 +264,7 @@ async def test_a_slow_reader_holds_up_the_instance_and_not_our_memory(proxy: Pro
     assert sent < 32 * 1024**2
 
 
-async def test_an_instance_is_waited_for_again_once_the_client_took_what_came(
+async def test_the_instance_is_awaited_again_once_the_client_has_read_all(
     proxy: ProxyHarness,
 ) -> None:
     async def speak(call: Call) -> None:
@@ -292,7 +292,7 @@ async def test_an_instance_that_refuses_is_forgiven_once_and_another_is_asked(
     assert proxy.events("upstream.failed")[0]["phase"] == "request"
 
 
-async def test_the_second_try_goes_elsewhere_even_where_there_is_more_to_do(
+async def test_the_second_try_goes_to_another_instance_even_if_that_is_busier(
     proxy: ProxyHarness,
 ) -> None:
     dead = await proxy.fake(name="chat.1")

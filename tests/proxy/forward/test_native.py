@@ -36,5 +36,5 @@ def test_a_stream_that_lacks_a_token_is_requested_whole(
     assert found.is_blank is is_blank
 
 
-def test_tokens_that_nobody_wants_are_left_out() -> None:
+def test_unrequested_tokens_are_left_out() -> None:
     assert assembled(FIRST, last(1), has_tokens=False).assemble()["tokens"] == []

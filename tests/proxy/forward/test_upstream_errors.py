@@ -62,7 +62,7 @@ def test_a_long_error_without_a_message_is_none(said: bytes) -> None:
 
 
 @pytest.mark.parametrize("verb", ["", "support "], ids=["b10434", "b11434"])
-def test_a_model_without_text_says_what_it_is_for(verb: str) -> None:
+def test_a_model_without_text_gets_an_error_with_its_purpose(verb: str) -> None:
     message = f"the current context does not {verb}logits computation. skipping"
     status, body_sent = reclassify_error(
         500, body({"code": 500, "message": message, "type": "server_error"})

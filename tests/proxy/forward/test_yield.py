@@ -408,7 +408,7 @@ def test_what_yielding_wastes_is_a_tenth_of_the_time(
         (True, "abcd", 4, ("abcd", 4)),
     ],
 )
-def test_the_answer_so_far_is_what_the_client_has(
+def test_the_answer_so_far_is_the_clients_text(
     text: str, tokens: int, expected: tuple[str, int], *, is_replay: bool
 ) -> None:
     before = Unfinished("abc", 3, "one", 20)

@@ -85,7 +85,7 @@ def test_anthropics_clients_get_their_own_plan(path: str, status: int, name: str
 @pytest.mark.parametrize(
     "path", ["/completion", "/infill", "/tokenize", "/props", "/generate", "/stream/generate"]
 )
-def test_llama_servers_own_clients_get_what_the_engine_says(path: str) -> None:
+def test_llama_servers_own_clients_get_the_engines_answer(path: str) -> None:
     assert format_of(path).engine_error(400, body(BAD)) == body(BAD)
 
 

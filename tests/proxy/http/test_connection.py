@@ -107,7 +107,7 @@ async def test_a_header_that_does_not_end_is_bounded_while_it_is_read(proxy: Pro
     assert json.loads(body)["error"]["message"] == f"the header is larger than {LIMIT} bytes"
 
 
-async def test_so_is_one_that_comes_in_small_pieces(proxy: ProxyHarness) -> None:
+async def test_so_is_a_header_in_small_pieces(proxy: ProxyHarness) -> None:
     async with proxy.raw() as (reader, writer):
         writer.write(GET)
         for _ in range(LIMIT // 1000 + 1):  # the last is too much
@@ -144,7 +144,7 @@ async def test_so_is_one_behind_the_last_byte_of_a_body(proxy: ProxyHarness) -> 
     [b"0\r\n" + fields(100_000), b"2;" + b"x" * 100_000],
     ids=["trailers", "a chunk extension"],
 )
-async def test_so_is_what_comes_beside_a_body(proxy: ProxyHarness, flood: bytes) -> None:
+async def test_so_are_bytes_beside_a_body(proxy: ProxyHarness, flood: bytes) -> None:
     status, _, body = await speak(proxy, POST + b"Transfer-Encoding: chunked\r\n\r\n" + flood)
     assert status == 400
     assert "larger than 32768 bytes" in body["error"]["message"]
@@ -196,7 +196,7 @@ async def test_what_follows_an_upgrade_is_not_kept(proxy: ProxyHarness) -> None:
 # How many connections.
 
 
-async def test_silent_connections_keep_nobody_out(proxy: ProxyHarness) -> None:
+async def test_silent_connections_lock_no_client_out(proxy: ProxyHarness) -> None:
     await proxy.open(max_connections=8)
     async with contextlib.AsyncExitStack() as stack:
         silent = [await stack.enter_async_context(proxy.raw()) for _ in range(8)]
@@ -237,7 +237,7 @@ async def speak_well(proxy: ProxyHarness) -> None:
         assert b" 200 " in await reader.readline()
 
 
-async def test_an_expectation_that_nobody_meets_is_told_in_json(proxy: ProxyHarness) -> None:
+async def test_an_unknown_expectation_gets_a_json_error(proxy: ProxyHarness) -> None:
     raw = POST + b"Expect: tea\r\nContent-Length: 2\r\n\r\n{}"
     status, headers, body = await speak(proxy, raw)
     assert status == 417

@@ -93,7 +93,7 @@ async def speak_well(proxy: ProxyHarness, client: ssl.SSLContext) -> None:
     writer.transport.abort()
 
 
-async def test_silent_handshakes_keep_nobody_out(
+async def test_silent_handshakes_lock_no_client_out(
     proxy: ProxyHarness, client: ssl.SSLContext, crowd: contextlib.ExitStack
 ) -> None:
     before = descriptors()
@@ -104,7 +104,7 @@ async def test_silent_handshakes_keep_nobody_out(
     assert await asyncio.get_running_loop().sock_recv(opened[0], 1) == b""
 
 
-async def test_silence_after_the_handshake_keeps_nobody_out(
+async def test_silence_after_the_handshake_locks_no_client_out(
     proxy: ProxyHarness, client: ssl.SSLContext, crowd: contextlib.ExitStack
 ) -> None:
     before = descriptors()

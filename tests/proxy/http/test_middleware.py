@@ -59,7 +59,7 @@ def test_other_paths_are_not_found(routes: Routes, path: str) -> None:
         routes.find(make_mocked_request("GET", path))
 
 
-def test_delete_has_a_handler_of_its_own(routes: Routes) -> None:
+def test_delete_has_a_separate_handler(routes: Routes) -> None:
     assert routes.find(make_mocked_request("DELETE", "/models/chat")) is answer_post
     with pytest.raises(MethodNotAllowed):
         routes.find(make_mocked_request("DELETE", "/models"))

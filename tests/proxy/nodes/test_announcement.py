@@ -45,7 +45,7 @@ async def test_what_is_announced_is_found_and_its_end_is_heard() -> None:
         two.cancel()
 
 
-def test_two_processes_of_one_machine_have_names_of_their_own() -> None:
+def test_two_processes_of_one_machine_have_different_names() -> None:
     names = [service_info("box.lan", ["192.0.2.1"], 1, process) for process in ("aa", "bb")]
     assert [name.server for name in names] == ["box-aa.local.", "box-bb.local."]
     assert service_info("x" * 80, [], 1, "p" * 20).name.startswith("x" * 48 + "-pppppppp.")

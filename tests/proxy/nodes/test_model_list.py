@@ -145,7 +145,7 @@ def test_a_nodes_variant_of_a_local_model_is_ignored() -> None:
     assert merged([ours], [offered("chat:high")], 1) == [ours]
 
 
-def test_a_nodes_variants_are_no_models_of_their_own() -> None:
+def test_a_nodes_variants_are_no_separate_models() -> None:
     high = {"id": "far:high", "variant_of": "far"}
     found = read_remote_models(page({"id": "far"}, high, {"id": "lone:x", "variant_of": "lone"}))
     assert [(entry.id, entry.variants) for entry in found] == [("far", ("high",)), ("lone:x", ())]

@@ -113,9 +113,7 @@ async def told(front: NodesProxy, count: int) -> None:
     await until(lambda: len(front.router.cache.remote.holders) >= count)
 
 
-async def test_a_client_is_told_of_its_own_conversations_alone(
-    machines: Machines, tmp_path: Path
-) -> None:
+async def test_a_client_gets_only_its_own_conversations(machines: Machines, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text(KEYS)
     keys.chmod(0o600)

@@ -81,7 +81,7 @@ async def place() -> AsyncIterator[Place]:
         yield Place(stack)
 
 
-async def test_a_model_that_nobody_has_loaded_is_loaded_by_a_node(place: Place) -> None:
+async def test_a_model_that_no_machine_has_loaded_is_loaded_by_a_node(place: Place) -> None:
     node = await place.node(CHAT)
     near = await place.near(node)
     assert (await near.models())["chat"]["status"]["value"] == "unloaded"

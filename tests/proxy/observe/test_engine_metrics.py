@@ -249,7 +249,7 @@ async def test_a_reader_that_did_not_wait_leaves_the_engine_to_the_next(
     assert found.families
 
 
-async def test_status_takes_what_was_read_for_metrics_and_waits_for_no_busy_engine(
+async def test_status_uses_the_figures_of_metrics_and_waits_for_no_busy_engine(
     proxy: ProxyHarness,
 ) -> None:
     fake = await proxy.fake(send_metrics)
@@ -264,7 +264,7 @@ async def test_status_takes_what_was_read_for_metrics_and_waits_for_no_busy_engi
     assert found["chat.1"]["prompt_tokens_total"] == 240
 
 
-async def test_metrics_are_not_what_was_read_before_for_others(proxy: ProxyHarness) -> None:
+async def test_metrics_use_no_figures_that_were_read_for_others(proxy: ProxyHarness) -> None:
     fake, clock = await proxy.fake(send_metrics), Clock()
     scrape = Scrape(proxy.settings, clock)
     await scrape.read([fake.upstream()])

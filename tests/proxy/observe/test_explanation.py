@@ -28,14 +28,14 @@ def test_a_miss_costs_its_share_of_the_prefill() -> None:
     assert causes(evicted, queued_ms=500.0) == [Cause.QUEUE, Cause.SLOT_EVICTED]
 
 
-def test_a_load_is_part_of_what_an_unloaded_model_cost() -> None:
+def test_a_load_is_part_of_the_cost_of_an_unloaded_model() -> None:
     unloaded = {**CACHE, "cause": "model_unloaded"}
     assert causes(unloaded, load_ms=2000.0) == [Cause.MODEL_UNLOADED]
     first = {"cause": "first_request", "tokens": 600, "found": 0, "reusable": 0}
     assert causes(first, load_ms=2000.0) == [Cause.LOADING, Cause.FIRST_REQUEST]
 
 
-def test_a_wait_for_the_instance_that_has_the_cache_is_part_of_what_that_cost() -> None:
+def test_a_wait_for_the_instance_with_the_cache_is_part_of_the_cost() -> None:
     other = {**CACHE, "cause": "other_instance"}
     assert causes(other, queued_ms=2000.0) == [Cause.QUEUE, Cause.OTHER_INSTANCE]
     assert causes({**other, "is_awaited": True}, queued_ms=2000.0) == [Cause.OTHER_INSTANCE]
@@ -81,7 +81,7 @@ def test_what_came_from_disk_is_told_and_its_restore_is_no_computing() -> None:
     assert explain({"cache": lost, **PHASES}).findings[0].cost_ms == 320.0
 
 
-def test_a_wait_for_another_request_is_told_with_what_it_saved() -> None:
+def test_a_wait_for_another_request_is_shown_with_the_tokens_saved() -> None:
     cache = {"cause": "first_request", "tokens": 2654, "found": 2608, "reusable": 2608}
     waited = {**cache, "tier": "disk", "restore_ms": 9.0, "beginning_wait_ms": 6700.0}
     (found,) = explain({"cache": waited, "queued_ms": 6700.0, "duration_ms": 7500.0}).findings
@@ -101,7 +101,7 @@ def codes(error: type[ProxyError] = ProxyError) -> set[str]:
 
 
 @pytest.mark.parametrize("code", sorted(codes() - {ProxyError.code}))
-def test_each_error_has_a_meaning_of_its_own(code: str) -> None:
+def test_each_error_has_a_different_meaning(code: str) -> None:
     names = {"model": "chat", "instance": "chat.0"}
     meaning, _ = error_meaning(503, code, **names)
     assert meaning != error_meaning(503, "some_code_of_an_engine", **names)[0]
@@ -123,7 +123,7 @@ def test_an_error_for_the_want_of_slots_tells_the_wait_too() -> None:
     assert [finding.cause for finding in explain(fields).findings] == [Cause.ERROR, Cause.QUEUE]
 
 
-def test_an_error_after_the_header_tells_what_its_instance_cost() -> None:
+def test_a_failed_request_has_its_error_first_and_then_its_cache_loss() -> None:
     fields = {"model": "chat", "instance": "chat.0", "status": 502, "code": "upstream_failed"}
     found = explain({**fields, "cache": {**CACHE, "cause": "slot_evicted"}, **PHASES}).findings
     assert [entry.cause for entry in found] == [Cause.ERROR, Cause.SLOT_EVICTED]
@@ -175,7 +175,7 @@ def test_changes_of_a_client_are_gathered_with_the_rules_that_undo_them() -> Non
     assert change_text(dates) == "message 0, characters 120 to 133: a date"
 
 
-def test_a_finding_names_what_changed() -> None:
+def test_a_finding_names_the_change() -> None:
     fields = changed("date", 120, lost=600)
     fields["cache"]["token"] = 30
     (found,) = explain(fields).findings

@@ -89,7 +89,7 @@ def test_phases_stay_within_the_request() -> None:
     assert list(phases(queued)) == [("queue", 0, 100)]
 
 
-def test_a_rejected_request_has_what_is_known_of_it() -> None:
+def test_a_rejected_request_has_its_known_attributes() -> None:
     rejected = {"request": "r", "model": None, "client": None, "path": None, "status": 503}
     assert span_name(method_of("FROBNICATE"), rejected) == "HTTP"
     found = attributes({**rejected, "code": "queue_full"})

@@ -90,7 +90,7 @@ def test_of_several_slots_the_furthest_counts(at: At) -> None:
     assert parts(timeline) == {"prefill_ms": 2000, "decode_ms": 2000}
 
 
-def test_a_client_that_does_not_read_stalls_whatever_the_engine_does(at: At) -> None:
+def test_a_client_that_does_not_read_stalls_in_any_state_of_the_engine(at: At) -> None:
     timeline = Timeline()
     timeline.begin_prefill(100)
     at(1)

@@ -166,7 +166,7 @@ class _Exporter(SpanExporter):
         pass
 
 
-def test_a_collector_that_is_down_is_one_warning_and_what_is_lost_is_counted() -> None:
+def test_a_collector_that_is_down_is_one_warning_and_lost_spans_are_counted() -> None:
     exporter, told = _Exporter(), list[str | int]()
     queue = SpanQueue(exporter, 0.01, told.append, told.append, close_s=20)
 

@@ -226,7 +226,7 @@ def test_two_next_turns_differ_from_their_last_message_on() -> None:
     assert first[-1]["role"] == "user"
 
 
-def test_a_call_is_followed_by_its_result_or_by_what_its_client_sends_first() -> None:
+def test_a_call_is_followed_by_its_result_or_the_clients_next_message() -> None:
     after = SentBack().after(Given.of(CALLED), CALLED, {"role": "user", "content": "wait"})
     for known, roles in ((SentBack(), ["tool"]), (after, ["user", "tool"])):
         for messages in next_messages([], CALLED, has_user_first=known.has_user_first):

@@ -76,7 +76,7 @@ def test_any_other_name_means_the_catch_all() -> None:
             hidden.resolve("gpt-9")
 
 
-def test_a_list_has_variants_as_models_of_their_own() -> None:
+def test_a_list_has_variants_as_separate_models() -> None:
     chat, high, tiny = with_variants([CHAT, TINY])
     assert (chat, tiny) == (CHAT, TINY)
     assert (high.id, high.aliases, high.state) == ("chat:high", ("vendor/chat:high",), "loaded")

@@ -86,7 +86,7 @@ async def test_a_body_without_announcement_is_refused_at_the_limit(proxy: ProxyH
         assert b" 413 " in await reader.readline()
 
 
-async def test_a_compressed_body_counts_by_what_it_becomes(proxy: ProxyHarness) -> None:
+async def test_a_compressed_body_counts_by_its_decompressed_size(proxy: ProxyHarness) -> None:
     body = aiohttp.BytesPayload(b" " * 100_001)
     async with proxy.http.post("/tokenize", data=body, compress=True) as response:
         assert response.status == 413
@@ -135,7 +135,7 @@ PINNED = b'{"model": "chat", "id_slot": 1, "seed": 1}'
         "multipart/mixed, multipart/form-data; boundary=x",
     ],
 )
-async def test_a_body_that_is_no_form_is_json_whatever_it_says_it_is(
+async def test_a_body_that_is_no_form_is_json_with_any_content_type(
     proxy: ProxyHarness, path: str, content_type: str
 ) -> None:
     fake = await proxy.fake()
@@ -329,7 +329,7 @@ async def test_an_unknown_coding_is_refused_with_those_that_are_known(
         assert response.headers["Accept-Encoding"] == "gzip, deflate"
 
 
-async def test_a_body_that_nobody_reads_is_not_decompressed(
+async def test_an_unread_body_is_not_decompressed(
     proxy: ProxyHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("zlib.decompressobj", None)
@@ -389,7 +389,7 @@ def various(proxy: ProxyHarness) -> ProxyHarness:
     return proxy
 
 
-async def test_a_variant_changes_what_the_instance_reads(various: ProxyHarness) -> None:
+async def test_a_variant_changes_the_members_that_the_instance_reads(various: ProxyHarness) -> None:
     fake = await various.fake()
     members: dict[str, Any] = {
         "model": "vendor/chat:fixed",
@@ -420,7 +420,7 @@ async def test_a_variant_changes_a_prompt_that_is_rendered_or_counted(
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/embeddings"])
-async def test_a_variant_leaves_alone_what_generates_nothing(
+async def test_a_variant_does_not_change_requests_that_generate_nothing(
     various: ProxyHarness, path: str
 ) -> None:
     fake = await various.fake()

@@ -102,7 +102,7 @@ def test_what_is_referred_to_is_found_in_requests_and_responses() -> None:
         ask(store, 4, "you", input=[reference])
 
 
-def test_nothing_is_stored_where_nobody_wants_it() -> None:
+def test_nothing_is_stored_unless_it_is_enabled() -> None:
     store = store_of()
     ask(store, 1, store=False)
     assert len(store) == 0

@@ -25,7 +25,7 @@ HIGH = Variant(
         pytest.param({"a": 1}, {"a": 1, "temperature": 0.9, "top_k": 20}, id="others pass"),
     ],
 )
-def test_members_become_what_the_variant_says(
+def test_members_get_the_values_of_the_variant(
     given: dict[str, Any], becomes: dict[str, Any]
 ) -> None:
     applied = HIGH.apply_to(given)

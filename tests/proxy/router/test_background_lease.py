@@ -33,7 +33,7 @@ def taken(router: Router) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["a", "b"])
-async def test_it_is_a_slot_of_the_one_that_was_named_until_the_end_of_the_block(name: str) -> None:
+async def test_it_is_a_slot_of_the_named_instance_until_the_end_of_the_block(name: str) -> None:
     router = harness()
     async with router.background_lease(name) as is_wanted:
         assert taken(router) == [name]

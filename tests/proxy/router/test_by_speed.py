@@ -79,7 +79,7 @@ async def test_the_weight_of_a_node_is_set_or_measured() -> None:
     assert await served(router, 20) == {"fast": 16, "slow": 4}
 
 
-async def test_what_runs_beside_others_is_not_compared_with_what_runs_alone() -> None:
+async def test_requests_beside_others_are_not_compared_with_requests_alone() -> None:
     router = routing()
     async with AsyncExitStack() as stack:
         held: dict[str, list[Lease]] = {"fast": [], "slow": []}

@@ -99,7 +99,7 @@ async def lost(router: Router, *, restore_s: float = 0.0, reason: NoFile | None 
     return lease
 
 
-async def test_a_finding_says_why_what_was_lost_was_on_no_disk() -> None:
+async def test_a_finding_says_why_lost_tokens_were_on_no_disk() -> None:
     for key, restore_s, reason, expected in (
         ("", 0.0, None, NoFile.OFF),
         ("key", 0.0, NoFile.COST, NoFile.COST),

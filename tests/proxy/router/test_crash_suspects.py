@@ -104,7 +104,7 @@ def test_of_too_many_the_oldest_is_forgotten(suspects: CrashSuspects) -> None:
         suspects.check(asked(prompt=0))
 
 
-def test_forms_and_what_is_too_deep_to_write_are_known_by_their_bytes() -> None:
+def test_forms_and_deeply_nested_bodies_are_identified_by_their_bytes() -> None:
     assert fingerprint(sound(b"a")) == fingerprint(sound(b"a"))
     assert fingerprint(sound(b"a")) != fingerprint(sound(b"b"))
     deep = orjson.loads(b"[" * 500 + b"]" * 500)

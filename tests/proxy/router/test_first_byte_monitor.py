@@ -154,7 +154,7 @@ def test_an_instance_that_answers_may_take_its_time() -> None:
     assert len(asked) <= 60
 
 
-def test_with_one_instance_nobody_is_asked() -> None:
+def test_with_one_instance_no_health_is_queried() -> None:
     asked: list[str] = []
 
     async def story(under_test: RouterUnderTest) -> None:
@@ -166,7 +166,7 @@ def test_with_one_instance_nobody_is_asked() -> None:
     assert not asked
 
 
-def test_it_is_not_moved_to_one_that_is_busy_until_that_is_free() -> None:
+def test_it_is_moved_to_a_busy_instance_only_when_that_is_free() -> None:
     async def story(under_test: RouterUnderTest) -> None:
         async def other() -> None:
             async with under_test.lease() as lease:
@@ -186,7 +186,7 @@ def test_it_is_not_moved_to_one_that_is_busy_until_that_is_free() -> None:
     play(story, {"a"}, "a", "b")
 
 
-def test_after_the_first_byte_nobody_is_asked() -> None:
+def test_after_the_first_byte_no_health_is_queried() -> None:
     asked: list[str] = []
 
     async def story(under_test: RouterUnderTest) -> None:

@@ -31,5 +31,5 @@ def test_what_requests_that_gather_do(
     assert form(CONFIG, waiting, waited_ms) == expected
 
 
-def test_without_a_window_nobody_waits() -> None:
+def test_without_a_window_no_request_waits() -> None:
     assert form(BatchConfig(window_ms=0), 1, 0) == (1, False)

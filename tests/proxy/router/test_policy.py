@@ -156,7 +156,7 @@ def test_home_is_not_waited_for_where_a_file_has_its_cache() -> None:
     assert chosen(home, other, home="home", held_s=2.0) == ("other", None)
 
 
-def test_where_no_slot_is_free_nobody_has_a_choice() -> None:
+def test_without_a_free_slot_there_is_no_choice() -> None:
     home, other = Candidate("home", **FULL), Candidate("other", **FULL)
     assert chosen(home, other, home="home") == chosen(home, other) == (None, None)
 
@@ -253,7 +253,7 @@ def test_nobody_waits_for_home_for_ever(everyone: list[Candidate], tokens: int, 
 
 
 @pytest.mark.parametrize("policy", ["affinity", "least-busy", "round-robin"])
-def test_what_is_spare_takes_what_finds_no_slot_elsewhere(policy: Policy) -> None:
+def test_a_spare_instance_takes_requests_that_find_no_other_slot(policy: Policy) -> None:
     spare = Candidate("spare", **FREE, turn=0, cached_tokens=900, is_spare=True)
     ours = Candidate("ours", slots=4, slots_in_use=3, turn=7, conversations=9)
     assert chosen(spare, ours, policy=policy) == ("ours", None)

@@ -41,7 +41,7 @@ def serve(line: RequestQueue, now_s: float = 0.0) -> QueuedRequest:
     return first
 
 
-def test_a_client_with_many_requests_takes_turns_with_one_that_has_few() -> None:
+def test_a_client_with_many_requests_takes_turns_with_a_client_with_few() -> None:
     line = line_of(place("many"), place("many"), place("many"), place("few"), place("few"))
     served = [serve(line).request.client for _ in range(5)]
     assert served == ["many", "few", "many", "few", "many"]

@@ -66,7 +66,7 @@ async def test_leases_go_where_the_fewest_are_for_each_slot() -> None:
     assert Counter(names) == {"large": 3, "small": 1}
 
 
-async def test_a_lease_has_no_dictionary_of_its_own() -> None:
+async def test_a_lease_has_no_dictionary() -> None:
     router = Router(BUSY)
     router.admit(upstream("a"))
     async with router.lease(ask("hello")) as lease:
@@ -84,7 +84,7 @@ async def test_idle_instances_take_turns() -> None:
     assert names == ["a", "b", "c", "a", "b", "c"]
 
 
-async def test_one_to_avoid_is_taken_only_where_there_is_no_other() -> None:
+async def test_an_instance_to_avoid_is_taken_only_if_there_is_no_other() -> None:
     router = Router()
     router.admit(upstream("a", slots=2))
     async with AsyncExitStack() as stack:
@@ -309,7 +309,7 @@ def test_a_load_that_outlasts_the_patience_is_told_as_a_load() -> None:
     run_in_virtual_time(main())
 
 
-async def test_what_the_loader_says_is_what_the_client_hears() -> None:
+async def test_the_client_gets_the_loaders_error() -> None:
     async def fail() -> None:
         raise Unavailable("chat cannot answer: no such file")
 
@@ -357,7 +357,7 @@ async def test_a_slot_that_was_promised_is_taken_back_with_its_instance() -> Non
 # What is held.
 
 
-async def test_the_withdrawn_keep_what_they_hold_until_it_is_over() -> None:
+async def test_withdrawn_instances_keep_their_leases_until_they_end() -> None:
     router = Router()
     router.admit(upstream("a"))
     async with asyncio.TaskGroup() as group, AsyncExitStack() as stack:
@@ -370,7 +370,7 @@ async def test_the_withdrawn_keep_what_they_hold_until_it_is_over() -> None:
     assert router.count_in_flight("a") == 0
 
 
-async def test_one_admitted_again_still_counts_what_it_holds() -> None:
+async def test_an_instance_that_is_admitted_again_still_counts_its_leases() -> None:
     router = Router()
     router.admit(upstream("a"))
     async with AsyncExitStack() as stack:
@@ -410,7 +410,7 @@ async def test_closing_twice_and_closing_the_unknown_are_nothing() -> None:
     assert not router.instances()
 
 
-async def test_a_pulse_tells_what_is_held_what_is_awaited_and_what_came() -> None:
+async def test_a_pulse_has_leases_waiting_requests_and_bytes() -> None:
     router = Router()
     router.admit(upstream("a", slots=2))
     assert router.activity("a") == Activity()

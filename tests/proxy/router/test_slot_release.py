@@ -172,7 +172,7 @@ def test_the_slots_of_an_engine_that_is_withdrawn_for_that_are_given_back() -> N
 
 
 @pytest.mark.parametrize("how", ["withdrawn", "unasked", "unreported"])
-def test_a_slot_is_given_back_at_once_where_there_is_nothing_to_wait_for(how: str) -> None:
+def test_a_slot_is_released_at_once_if_there_is_nothing_to_wait_for(how: str) -> None:
     async def story(router: Router) -> None:
         if how == "withdrawn":
             await cut(router)

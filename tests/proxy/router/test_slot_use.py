@@ -29,7 +29,7 @@ def progress(done: int, total: int, cached: int, events: int) -> ResponseProgres
         (ResponseProgress(lambda: 0.0), [224], (Tokens(), False)),
     ],
 )
-def test_the_slot_tells_what_was_computed(
+def test_the_slot_shows_the_computed_tokens(
     read: ResponseProgress, held: list[int], expected: tuple[Tokens, bool]
 ) -> None:
     assert cut_off_tokens(read, held) == expected

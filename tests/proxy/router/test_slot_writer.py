@@ -122,7 +122,7 @@ def run(test: Callable[[Harness], Awaitable[None]]) -> None:
     run_in_virtual_time(main())
 
 
-def test_an_idle_engine_saves_what_pays_one_after_the_other_the_longest_first() -> None:
+def test_an_idle_engine_saves_one_slot_after_the_other_the_longest_first() -> None:
     async def test(harness: Harness) -> None:
         for words in (300, 900, 600, 10):
             harness.answer(story("river", words))

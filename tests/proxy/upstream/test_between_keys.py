@@ -84,7 +84,7 @@ async def cached(proxy: ProxyHarness, text: str, headers: Mapping[str, str]) -> 
 CHAT = "/v1/chat/completions"
 
 
-async def test_an_estimate_counts_only_what_the_key_itself_has_sent(
+async def test_an_estimate_counts_only_prompts_of_the_key_itself(
     proxy: ProxyHarness, socket: Path, tmp_path: Path
 ) -> None:
     await begin(proxy, tmp_path)
@@ -98,7 +98,7 @@ async def test_an_estimate_counts_only_what_the_key_itself_has_sent(
     assert len(guesses) == 1
 
 
-async def test_an_explanation_counts_only_what_the_key_itself_has_sent(
+async def test_an_explanation_counts_only_prompts_of_the_key_itself(
     proxy: ProxyHarness, socket: Path, tmp_path: Path
 ) -> None:
     await begin(proxy, tmp_path)
@@ -319,7 +319,7 @@ async def test_a_prefilled_prompt_tells_nothing_of_other_keys(
 
 
 @pytest.mark.parametrize("more", [{"n": 2}, {"id_slot": 0}, {"cache_prompt": True}], ids=str)
-async def test_no_member_of_a_request_reaches_what_another_key_left(
+async def test_no_member_of_a_request_reaches_another_keys_caches(
     proxy: ProxyHarness, tracked: Path, tmp_path: Path, more: dict[str, Any]
 ) -> None:
     await begin(proxy, tmp_path, share_caches="key")
@@ -424,7 +424,7 @@ def test_an_unnamed_request_waits_for_the_slots_of_those_that_reuse() -> None:
 
 
 @pytest.mark.parametrize("is_new", [True, False])
-def test_owners_that_share_see_all_but_what_one_alone_left(*, is_new: bool) -> None:
+def test_owners_that_share_see_all_but_exclusive_content(*, is_new: bool) -> None:
     anna, ben = ALL
     owners = SlotOwners(is_new=is_new)
     begun(owners, anna, 0)
@@ -436,7 +436,7 @@ def test_owners_that_share_see_all_but_what_one_alone_left(*, is_new: bool) -> N
 
 @pytest.mark.parametrize("is_placed", [True, False])
 @pytest.mark.parametrize("is_sent_again", [True, False])
-async def test_a_key_is_not_sent_before_what_another_reuses_has_its_slot(
+async def test_a_request_waits_until_another_keys_request_has_its_slot(
     *, is_placed: bool, is_sent_again: bool
 ) -> None:
     """Else it could take that slot, and leave in it what the other then reuses."""

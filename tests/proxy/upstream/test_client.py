@@ -267,7 +267,7 @@ async def test_nobody_listens(bench: Bench) -> None:
     assert "takes no connection" in await bench.fails(UpstreamUnconnected)
 
 
-async def test_a_port_on_which_nobody_listens() -> None:
+async def test_a_port_without_a_listener() -> None:
     upstream = Upstream("chat.1", "chat", 1, None, "127.0.0.1", 1, "")
     with pytest.raises(UpstreamConnectFailed, match="takes no connection"):
         async with UpstreamResponse(upstream, LETTER, SETTINGS):
@@ -363,7 +363,7 @@ async def test_a_body_that_breaks_off_or_lies_is_a_failure(bench: Bench, body: b
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n", b"A: b\r\n"),
     ],
 )
-async def test_a_flood_of_what_is_no_body_ends_the_exchange(
+async def test_a_flood_outside_of_the_body_ends_the_exchange(
     bench: Bench, beginning: bytes, more: bytes
 ) -> None:
     await bench.play(flooding(beginning, more))

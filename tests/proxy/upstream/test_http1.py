@@ -106,7 +106,7 @@ def test_an_answer_that_was_cut_short_is_not_complete(cut: bytes) -> None:
 @pytest.mark.parametrize(
     ("method", "status"), [("HEAD", b"200 OK"), ("GET", b"204 No Content"), ("GET", b"304 No")]
 )
-def test_some_answers_have_no_body_whatever_they_announce(method: str, status: bytes) -> None:
+def test_some_answers_have_no_body_despite_their_header(method: str, status: bytes) -> None:
     response, body = read(
         b"HTTP/1.1 %b\r\nContent-Length: 9\r\n\r\n123456789" % status, method=method
     )

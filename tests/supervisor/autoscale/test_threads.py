@@ -146,7 +146,7 @@ def test_cores_that_we_do_not_decode_on_are_there_for_others_first() -> None:
     assert Daemon(quota, 4).run(60, steady(14)).current == 2
 
 
-def test_the_fastest_measured_number_is_used_where_there_is_room() -> None:
+def test_the_fastest_measured_number_is_used_if_cores_are_free() -> None:
     daemon = Daemon(machine(physical_cores=8), 8)
     daemon.speeds = {4: 30.0, 6: 34.0, 8: 31.0}
     assert daemon.run(180, steady(0)).current == 6

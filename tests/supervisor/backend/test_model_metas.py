@@ -38,7 +38,7 @@ def test_a_file_is_read_again_with_new_settings() -> None:
     assert missing.reads == there.reads == ["chat"]
 
 
-def test_a_planned_model_has_what_it_was_planned_with() -> None:
+def test_a_planned_model_has_the_values_of_its_plan() -> None:
     plan = SimpleNamespace(
         gguf=replace(model(), ctx_train=77), memory_inputs=SimpleNamespace(chosen={})
     )

@@ -83,7 +83,7 @@ def recorded(tmp_path: Path) -> Recorded:
     return Recorded(tmp_path)
 
 
-async def test_what_nobody_asked_for_has_an_account_of_its_own(recorded: Recorded) -> None:
+async def test_work_that_no_client_requested_has_a_separate_account(recorded: Recorded) -> None:
     recorded.answer("anna", Tokens(100, 20, 10))
     recorded.engine.tokens = Tokens(107, 20, 11)
     await recorded.recorder.settle()
@@ -91,7 +91,9 @@ async def test_what_nobody_asked_for_has_an_account_of_its_own(recorded: Recorde
     assert recorded.tokens() == {"anna": (100, 20, 10), OWN_WORK: (7, 0, 1)}
 
 
-async def test_what_was_cut_off_gets_what_the_engine_counted_beyond_it(recorded: Recorded) -> None:
+async def test_aborted_requests_get_the_tokens_that_the_engine_counted_beyond_the_sum(
+    recorded: Recorded,
+) -> None:
     recorded.answer("anna", Tokens(100, 0, 10))
     recorded.answer("ben", Tokens(), is_exact=False)
     recorded.engine.tokens = Tokens(612, 0, 10)
@@ -99,7 +101,7 @@ async def test_what_was_cut_off_gets_what_the_engine_counted_beyond_it(recorded:
     assert recorded.tokens() == {"anna": (100, 0, 10), "ben": (512, 0, 0)}
 
 
-async def test_what_the_engine_did_not_count_is_taken_from_what_was_cut_off(
+async def test_tokens_that_the_engine_did_not_count_are_taken_from_aborted_requests(
     recorded: Recorded,
 ) -> None:
     recorded.answer("anna", Tokens(100, 0, 10))

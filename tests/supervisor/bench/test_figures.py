@@ -69,7 +69,7 @@ def test_a_tenth_is_found_in_5_rounds_with_noise_of_2_percent() -> None:
     assert sum(each.low <= 1.1 <= each.high for each in found) >= 0.93 * _RUNS
 
 
-def test_a_rare_outlier_does_not_make_a_difference_of_its_own() -> None:
+def test_a_rare_outlier_makes_no_difference() -> None:
     assert not compare([100, 101, 99, 100, 50], [100, 99, 101, 102, 100], words=RATE).is_different
 
 
@@ -101,7 +101,7 @@ def test_the_interval_never_reads_as_if_it_held_1() -> None:
     assert "(1.00–" not in found.verdict
 
 
-def test_a_ratio_is_better_or_worse_by_what_it_is_of() -> None:
+def test_a_ratio_is_better_or_worse_by_its_figure() -> None:
     faster = compare([100] * 3, [200] * 3, words=RATE)
     assert faster.is_better(RATE)
     assert not faster.is_better(TIME)
@@ -144,7 +144,7 @@ def test_identical_variants_of_a_trial_show_no_difference_in_19_of_20_runs() -> 
     assert false <= _RUNS / 40
 
 
-def test_a_trial_finds_what_is_there_once_it_has_as_many_requests_as_it_asked_for() -> None:
+def test_a_trial_finds_a_difference_after_the_predicted_number_of_requests() -> None:
     chance = random.Random(6)
     base, other = _conversations(chance, 60), _conversations(chance, 20, 1.05)
     to_go = requests_to_go(base, other)

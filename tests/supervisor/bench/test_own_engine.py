@@ -105,7 +105,7 @@ async def test_an_engine_that_ends_while_it_is_used_has_its_cause(
         await use()
 
 
-async def test_an_error_of_the_block_stays_what_it_is(plan: Plan, where: Directories) -> None:
+async def test_an_error_of_the_block_is_unchanged(plan: Plan, where: Directories) -> None:
     with pytest.raises(EngineUnreachable, match="ours"):
         async with private_instance(plan, where):
             raise EngineUnreachable("ours")

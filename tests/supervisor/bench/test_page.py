@@ -132,7 +132,7 @@ def test_every_plot_has_an_axis_with_unit_and_a_description() -> None:
     )
 
 
-def test_a_page_tells_what_was_measured_and_how_to_repeat_it() -> None:
+def test_a_page_has_the_measurements_and_the_command_that_repeats_them() -> None:
     of = result(1, 1.4)
     texts = " ".join(_page(of).text())
     for expected in (

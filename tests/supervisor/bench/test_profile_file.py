@@ -27,7 +27,7 @@ def test_a_first_profile_is_written_and_removed_again(directory: Path) -> None:
     assert names(directory) == []
 
 
-def test_each_write_keeps_what_stood_there_and_each_undo_brings_it_back(directory: Path) -> None:
+def test_each_write_keeps_the_old_content_and_each_undo_restores_it(directory: Path) -> None:
     backups = [write("chat", directory, f"# {number}\n{OURS}")[1] for number in range(3)]
     assert backups == [None, directory / "chat.toml.1", directory / "chat.toml.2"]
     path = directory / "chat.toml"

@@ -50,7 +50,7 @@ def test_a_common_beginning_is_shared_by_first_requests() -> None:
     assert sizes(replayed) == [(1, 100, 0, 10), (0, 100, 60, 10)]
 
 
-def test_a_history_that_its_client_cut_shares_what_the_cache_had() -> None:
+def test_a_truncated_history_shares_the_cached_tokens() -> None:
     replayed = plan([request(prompt_tokens=500), request(cached_tokens=40)], **WIDE)
     assert [request.shared for request in replayed] == [0, 40]
 
@@ -80,7 +80,7 @@ def test_lines_in_the_order_of_ends_are_replayed_in_the_order_of_beginnings() ->
     assert replayed[1].after == ()
 
 
-def test_what_a_daemon_served_before_a_restart_ends_before_what_it_served_after() -> None:
+def test_requests_before_a_restart_end_before_those_after_it() -> None:
     replayed = plan([request(duration_s=9.0), request(after_any_s=None)], **WIDE)
     assert replayed[1].after == (0,)
 
@@ -104,12 +104,12 @@ def test_the_latest_conversations_are_taken_whole_until_the_limits() -> None:
     assert [entry.prompt for entry in plan(recorded, **few_answers)] == [100, 100, 200]
 
 
-def test_one_request_is_taken_whatever_its_size() -> None:
+def test_one_request_is_taken_at_any_size() -> None:
     limits = {"context": 4096, "prompts": 1, "answers": 1}
     assert len(plan([request(), request()], **limits)) == 1
     assert plan([], **limits) == []
 
 
-def test_requests_of_unknown_conversations_are_conversations_of_their_own() -> None:
+def test_requests_of_unknown_conversations_are_separate_conversations() -> None:
     replayed = plan([request(conversation=None) for _ in range(100)], **WIDE)
     assert [request.conversation for request in replayed] == list(reversed(range(64)))

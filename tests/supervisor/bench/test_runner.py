@@ -133,7 +133,7 @@ async def test_what_was_measured_before_a_cancellation_is_kept(job: Bench) -> No
     assert data(result)["is_interrupted"] is True
 
 
-def test_rounds_have_orders_of_their_own_and_a_seed_repeats_them(job: Bench) -> None:
+def test_rounds_have_different_orders_and_a_seed_repeats_them(job: Bench) -> None:
     names = [tuple(spec.name for spec in order(job.specs, 1, number)) for number in range(20)]
     assert set(names) == {("plain", "base"), ("base", "plain")}
     assert names == [

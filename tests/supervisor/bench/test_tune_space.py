@@ -76,14 +76,14 @@ def test_instances_share_the_cores_and_the_slots() -> None:
     assert two.name.endswith("2 instances")
 
 
-def test_layers_and_devices_are_tried_where_there_are_some() -> None:
+def test_layers_and_devices_are_tried_if_there_are_devices() -> None:
     assert not values(candidates("latency", HERE), "gpu-layers")
     two = candidates("latency", replace(HERE, devices=("Vulkan0", "Vulkan1")))
     assert values(two, "gpu-layers") == [0, 15, 999]
     assert values(two, "device") == ["Vulkan0", "Vulkan1"]
 
 
-def test_experts_are_placed_where_there_are_devices() -> None:
+def test_experts_are_placed_if_there_are_devices() -> None:
     here = replace(HERE, devices=("Vulkan0",), flags=flags("b11434"))
     assert not values(candidates("latency", here), "n-cpu-moe")
     assert not values(candidates("latency", replace(HERE, has_experts=True)), "n-cpu-moe")

@@ -69,7 +69,7 @@ def test_a_wrong_profile_is_named(settings: Settings, where: Directories) -> Non
         choose(settings, where, "tiny", ["low-latencyy"])
 
 
-def test_a_named_profile_is_measured_without_what_tune_found(
+def test_a_named_profile_is_measured_without_tuned_flags(
     settings: Settings, where: Directories
 ) -> None:
     where.tuned_profiles.mkdir()

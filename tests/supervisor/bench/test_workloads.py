@@ -77,7 +77,7 @@ async def test_an_embedding_model_embeds(tmp_path: Path, runtime: Path) -> None:
     assert set(values) == {figure.name for figure in workload.figures}
 
 
-async def test_a_conversation_computes_only_what_is_new(generating: MeasuredEngine) -> None:
+async def test_a_conversation_computes_only_new_tokens(generating: MeasuredEngine) -> None:
     generating = replace(generating, sizes=replace(SIZES, system=400))
     named, _ = await WORKLOADS["chat"].run(generating, Random(1))
     unnamed, _ = await WORKLOADS["chat"].run(replace(generating, names_slots=False), Random(2))

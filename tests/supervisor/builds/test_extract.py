@@ -122,5 +122,5 @@ def test_a_zip_that_is_not_safe_is_refused(tmp_path: Path, content: bytes) -> No
         extracted(tmp_path, content, "zip")
 
 
-def test_an_archive_may_expand_by_what_releases_do() -> None:
+def test_an_archive_may_expand_as_much_as_releases_do() -> None:
     assert expanded_max_bytes(17 * MIB) > 4 * 17 * MIB

@@ -155,7 +155,7 @@ def test_a_compiled_build_is_installed(run: Compile, workshop: Workshop, engines
     assert workshop.said("ninja").split()[2:] == ["-j2", "llama-server", "ggml-rpc-server"]
 
 
-def test_make_compiles_where_there_is_no_ninja(
+def test_make_compiles_without_ninja(
     run: Compile, workshop: Workshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ninja = workshop.root / "bin" / "ninja"
@@ -331,7 +331,7 @@ def test_an_index_without_json(workshop: Workshop) -> None:
 X86 = frozenset({"sse4_2", "avx", "avx2", "fma", "f16c", "bmi2", "avx512f", "amx_tile"})
 
 
-def test_an_x86_processor_gets_what_it_has_and_never_amx() -> None:
+def test_a_build_for_x86_uses_the_processors_features_and_never_amx() -> None:
     options = cmake_options(11434, "x86_64", X86)
     assert {"-DGGML_NATIVE=OFF", "-DGGML_AVX2=ON", "-DGGML_AVX_VNNI=OFF"} <= set(options)
     assert "-DGGML_AVX512=OFF" in options  # it needs more than avx512f
@@ -358,7 +358,7 @@ def test_tools_are_those_of_the_path(workshop: Workshop, tmp_path: Path) -> None
     assert find_tools(2) == Tools(str(found / "cmake"), str(found / "ninja"), is_ninja=True, jobs=2)
 
 
-def test_the_command_says_what_it_does_and_compiles_once(
+def test_the_command_reports_its_steps_and_compiles_once(
     workshop: Workshop,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -83,7 +83,7 @@ def test_a_cuda_build_comes_with_its_libraries() -> None:
     assert found.size_bytes == 20
 
 
-def test_what_a_release_lacks_is_told_with_what_it_has() -> None:
+def test_a_missing_variant_is_named_with_the_variants_of_the_release() -> None:
     with pytest.raises(EngineMissing, match="no metal build for Linux x64; it has cpu") as found:
         choose(release(*OLD), PLAIN, "metal")
     assert "--variant" in str(found.value.hint)

@@ -38,7 +38,7 @@ def test_advice_is_shown_with_both_splits() -> None:
     assert rows[1][:3] + rows[1][-1:] == ["b", "8+out", "1", "1"]
 
 
-def test_without_measurements_it_says_what_is_missing() -> None:
+def test_without_measurements_it_names_the_missing_ones() -> None:
     """seed 000"""
     text = shown(measured(800, 10_000, times=0))
     assert text.startswith("chat.0: not enough data: a was measured 0 times, less than 1")

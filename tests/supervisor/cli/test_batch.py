@@ -11,7 +11,7 @@ from supervisor.errors import CorralError, DaemonBusy, Interrupted, NotRunning
 from supervisor.output import ProgressMeter
 
 
-def test_the_rest_takes_as_long_as_what_was_done_since_the_first_look() -> None:
+def test_the_remaining_time_follows_the_rate_since_the_first_look() -> None:
     assert left_s(0, 40, 10.0) is None
     assert left_s(20, 20, 10.0) == 10.0
     assert left_s(40, 0, 20.0) == 0.0

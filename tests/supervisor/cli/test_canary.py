@@ -61,7 +61,7 @@ def connect(monkeypatch: pytest.MonkeyPatch, daemon: Daemon) -> None:
     monkeypatch.setattr(trial, "Client", lambda _: daemon)
 
 
-def test_the_user_writes_what_the_daemon_may_not(
+def test_the_user_writes_a_file_that_the_daemon_may_not_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "corral.toml"

@@ -79,7 +79,7 @@ def test_events_become_pieces() -> None:
         list(answer.add({"error": {"message": "no memory"}}))
 
 
-def test_a_conversation_continues_from_what_has_arrived() -> None:
+def test_a_conversation_continues_from_the_text_that_has_arrived() -> None:
     sent: list[httpx.Request] = []
 
     def respond(request: httpx.Request) -> httpx.Response:

@@ -27,7 +27,7 @@ def model(tmp_path: Path) -> Path:
     return tiny_gguf.make(tmp_path / "m.gguf", embd=256, layers=4)
 
 
-def test_a_model_takes_what_its_plan_says(where: Directories, model: Path) -> None:
+def test_a_model_takes_the_memory_of_its_plan(where: Directories, model: Path) -> None:
     found = metadata.read(model, cache_dir=where.cache)
     text, misfit = MachineFit(where).fit_of(found, projector_bytes=0)
     targets = choose([str(model)], None, where)

@@ -70,7 +70,7 @@ def test_the_timeline_is_a_line_for_each_phase() -> None:
     assert lines[7].endswith("41 tokens, 100.0/s")
 
 
-def test_a_table_shows_also_what_no_model_got() -> None:
+def test_a_table_also_shows_requests_that_reached_no_model() -> None:
     _, first, second = request_rows([ENDED, REJECTED]).splitlines()
     assert " ".join(first.split()).endswith("200 2.00 s 1.00 s 1.40 s 40 10 41 100.0")
     assert "429 queue_full" in second

@@ -27,7 +27,7 @@ USE = {
 }
 
 
-def test_each_tier_shows_what_it_holds_and_what_that_saved() -> None:
+def test_each_tier_shows_its_content_and_the_time_saved() -> None:
     held = CacheContents(8, 5, 4000, 32 << 20, 3, 900, 4 << 20)
     counts: ModelCounts = {
         "save": OperationCounts(4, 1, 2000, 4 << 20, 0.08),
@@ -82,7 +82,7 @@ def test_without_a_daemon_the_disk_is_shown() -> None:
 
 
 @pytest.mark.parametrize(("room_bytes", "notes"), [(-1, 1), (0, 1), (1, 0)])
-def test_a_full_disk_is_told_with_what_to_do(
+def test_a_full_disk_is_reported_with_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room_bytes: int, notes: int
 ) -> None:
     monkeypatch.setattr(SlotStore, "rooms_bytes", lambda _: {"the disk": room_bytes})

@@ -161,7 +161,7 @@ def test_a_better_variant_that_there_was_no_time_to_check_is_named(
     assert not written(home).exists()
 
 
-def test_an_interrupt_shows_what_was_measured_and_writes_nothing(
+def test_an_interrupt_shows_the_measurements_and_writes_nothing(
     home: Path, speeds: Speeds, tiny_model: Path
 ) -> None:
     speeds.by_flag = {FASTER: 1.3}

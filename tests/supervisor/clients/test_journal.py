@@ -115,7 +115,7 @@ def test_what_a_file_needs_is_set_once_and_goes_with_all_else() -> None:
     assert json.loads(undo_entries(more, written)[0]) == {"schema": "v1", "mine": 2}
 
 
-def test_another_model_leaves_what_was_there_at_first() -> None:
+def test_undo_after_another_model_restores_the_first_value() -> None:
     text, first = apply_file_settings(
         '{"model": "opus"}', wanted({("model",): "a"}), None, is_new=False
     )

@@ -38,7 +38,7 @@ def test_a_value_is_replaced_where_it_stands() -> None:
     assert put_json(COMMENTED, ("theme",), "Two") == COMMENTED.replace('"One"', '"Two"')
 
 
-def test_a_value_is_added_with_what_leads_to_it() -> None:
+def test_a_value_is_added_with_the_objects_around_it() -> None:
     text = put_json(COMMENTED, ("agent", "model"), {"a": 1})
     assert text == COMMENTED.replace(
         '{"three": null}],',
@@ -99,7 +99,7 @@ objects = st.dictionaries(names, trees, max_size=4)
 
 
 @given(objects, names, trees, st.sampled_from([None, 1, 2, "\t"]))
-def test_what_is_added_is_there_and_what_is_removed_is_not(
+def test_added_values_are_there_and_removed_ones_are_not(
     before: dict[str, Any], name: str, value: Any, indent: Any
 ) -> None:
     text = json.dumps(before, indent=indent)

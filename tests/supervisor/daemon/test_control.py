@@ -305,7 +305,7 @@ async def test_the_lines_of_a_capture_pass_as_they_are(service: Service, path: P
     assert service.is_cut
 
 
-async def test_a_dry_run_reports_what_a_reload_would_change(service: Service, path: Path) -> None:
+async def test_a_dry_run_reports_the_changes_of_a_reload(service: Service, path: Path) -> None:
     messages, report = await outcome(lambda: Client(path).reload(dry_run=True))
     assert messages == []
     assert (report.changed, report.kept, report.notes) == (["chat.0"], [], ["a note"])

@@ -100,7 +100,7 @@ async def test_a_wrong_or_lonely_shard(
     assert reason in cause.sentence
 
 
-async def test_an_architecture_nobody_knows(real: LaunchOf, tmp_path: Path) -> None:
+async def test_an_unknown_architecture(real: LaunchOf, tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "moon.gguf", "moon")
     writer.add_name("moon")
     writer.write_header_to_file()

@@ -113,7 +113,7 @@ async def test_whoever_it_left_behind_in_its_group_dies_with_it(runtime: Path) -
     assert is_gone(int(out))
 
 
-async def test_one_who_left_the_group_with_the_pipes_holds_nobody_up(runtime: Path) -> None:
+async def test_a_process_that_left_the_group_with_the_pipes_delays_nothing(runtime: Path) -> None:
     child = Child.spawn(shell(runtime, "setsid sleep 600 & echo $!; sleep 0.1"))
     _, out, _ = await ears(child)
     os.kill(int(out), signal.SIGKILL)

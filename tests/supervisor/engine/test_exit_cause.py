@@ -124,18 +124,18 @@ def test_every_cause_that_is_only_known_from_the_sources_is_found(
     assert diagnose(returncode, ["0.00.001.000 I loading", line]).code == code
 
 
-def test_the_sentence_names_what_the_engine_named() -> None:
+def test_the_sentence_names_the_subject_of_the_engines_message() -> None:
     recorded = RECORDED["missing_model"]["b10434"]
     cause = diagnose(1, recorded["error_lines"])
     assert cause.sentence == "there is no file /nope/x.gguf"
 
 
-def test_who_was_killed_is_not_blamed_for_what_it_said_at_its_start() -> None:
+def test_the_cause_of_a_killed_engine_is_not_read_from_its_first_lines() -> None:
     said = RECORDED["rpc_unreachable"]["b10434"]["warnings"]
     assert diagnose(-signal.SIGKILL, said).code == "killed"
 
 
-def test_a_removed_flag_comes_with_what_replaced_it() -> None:
+def test_a_removed_flag_comes_with_its_replacement() -> None:
     recorded = RECORDED["removed_draft_max"]["b10434"]
     assert "--spec-draft-n-max" in diagnose(1, recorded["error_lines"]).hint
 
@@ -170,7 +170,7 @@ def test_a_socket_that_cannot_be_bound_is_told_from_a_port() -> None:
         (99, "signalled"),
     ],
 )
-def test_a_signal_is_a_cause_of_its_own(number: int, code: str) -> None:
+def test_a_signal_is_a_separate_cause(number: int, code: str) -> None:
     assert diagnose(-number, []).code == code
 
 

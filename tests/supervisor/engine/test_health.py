@@ -93,7 +93,7 @@ def test_one_that_answers_but_moves_nothing_is_found_as_soon() -> None:
     assert found_s <= 2 * SETTINGS.liveness_interval_s
 
 
-def test_bytes_alone_are_life_and_nobody_asks_for_more() -> None:
+def test_bytes_alone_prove_life_and_need_no_query() -> None:
     assert {need for _, need in watch(sent=until(ALWAYS))} == {"nothing"}
 
 

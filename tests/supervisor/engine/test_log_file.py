@@ -39,7 +39,7 @@ def test_a_line_of_a_megabyte_does_not_push_the_others_out() -> None:
 
 
 @given(st.lists(st.binary(max_size=3000)))
-def test_the_ring_stays_bounded_whatever_it_is_fed(chunks: list[bytes]) -> None:
+def test_the_ring_stays_bounded_with_any_input(chunks: list[bytes]) -> None:
     ring = LogRing(size_bytes=1000)
     for chunk in chunks:
         ring.feed(chunk)

@@ -129,7 +129,9 @@ async def test_slots_are_saved_before_a_probe_overwrites_one(runtime: Path) -> N
         assert facts.log_path.read_text().count("POST /completion") == 1
 
 
-async def test_a_drain_that_takes_too_long_saves_what_was_idle_as_it_began(runtime: Path) -> None:
+async def test_a_drain_that_takes_too_long_saves_the_slots_that_were_idle_at_its_start(
+    runtime: Path,
+) -> None:
     recorder = Recorder(fake_launch(runtime), limits=quick(drain_timeout_s=0.05))
     harness = recorder.harness
     async with asyncio.timeout(PATIENCE_S), harness.served() as instance:

@@ -18,7 +18,7 @@ def test_values_are_grouped_by_conversation() -> None:
     assert side.requests == 3
 
 
-def test_a_request_without_a_conversation_is_one_of_its_own() -> None:
+def test_a_request_without_a_conversation_is_a_separate_conversation() -> None:
     requests = [request(None, request=name) for name in ("req_1", "req_2")]
     assert (
         len(finished(*(("base", request) for request in requests)).sides["base"].values(RATE)) == 2

@@ -35,7 +35,7 @@ def test_only_the_engine_changes(text: str) -> None:
     assert edit[1] == ('models.chat.engine = "/opt/new/llama-server"',)
 
 
-def test_a_file_without_the_model_is_told_what_to_write() -> None:
+def test_for_a_file_without_the_model_the_error_has_the_lines_to_write() -> None:
     with pytest.raises(SettingsInvalid) as refused:
         with_engine("[models]\n", "chat", "b10434-cpu")
     assert refused.value.hint == (

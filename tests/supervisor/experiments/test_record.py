@@ -20,7 +20,7 @@ ENDED = {
 }
 
 
-def test_what_ran_and_what_ended_is_read_again(tmp_path: Path) -> None:
+def test_running_and_ended_canaries_are_read_again(tmp_path: Path) -> None:
     root = tmp_path / "canaries"
     assert read(root) == ([], [])
     save(root, [RUNNING], [ENDED])

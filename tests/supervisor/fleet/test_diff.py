@@ -52,7 +52,7 @@ def test_applying_a_difference_gives_the_wanted_replicas(
 
 
 @given(running=settings, wanted=settings)
-def test_the_reverse_difference_adds_what_was_removed(
+def test_the_reverse_difference_adds_removed_models(
     running: dict[ReplicaId, LaunchFingerprint], wanted: dict[ReplicaId, LaunchFingerprint]
 ) -> None:
     there, back = compare(running, wanted), compare(wanted, running)

@@ -200,7 +200,7 @@ def test_only_the_trial_has_another_fingerprint(make: Any) -> None:
         unknown.fingerprint(trial, engine())
 
 
-def test_a_model_and_its_trial_may_have_engines_of_their_own(
+def test_a_model_and_its_trial_may_have_different_engines(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def found(path: Path, **_: object) -> Engine:

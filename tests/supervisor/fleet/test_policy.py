@@ -33,6 +33,6 @@ def test_what_a_model_says_wins_over_the_table_and_the_rest_is_the_tables(tmp_pa
     )
 
 
-def test_a_model_nobody_configured_has_no_policy(tmp_path: Path) -> None:
+def test_an_unknown_model_has_no_policy(tmp_path: Path) -> None:
     with pytest.raises(NoSuchModel):
         planner(tmp_path).restart_policy("other")

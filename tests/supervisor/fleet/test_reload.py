@@ -116,7 +116,7 @@ async def test_a_model_stopped_while_it_is_replaced_beside_stays_down(
     assert harness.fleet.replica("chat.0").planner is before
 
 
-async def test_a_reload_waits_for_another_change_of_what_runs(harness: ReloadHarness) -> None:
+async def test_a_reload_waits_for_another_change_of_running_models(harness: ReloadHarness) -> None:
     async with harness.replacer.lock:
         reloading = harness.triggers.start(dry_run=True)
         done, _ = await asyncio.wait([reloading], timeout=0.05)

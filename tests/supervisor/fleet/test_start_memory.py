@@ -165,7 +165,7 @@ async def test_what_the_user_set_stays(tmp_path: Path) -> None:
     assert machine.reduced() == [("gpu-layers", 15)]
 
 
-async def test_a_failure_of_what_was_planned_before_another_reduced_it_gives_up_no_more(
+async def test_a_failure_of_an_older_plan_reduces_a_model_no_further(
     tmp_path: Path,
 ) -> None:
     machine = Machine(tmp_path, 20_000)
@@ -188,7 +188,7 @@ async def test_what_was_given_up_for_want_of_free_memory_comes_back_with_it(tmp_
     assert machine.events[-1][0] == "model.restored"
 
 
-async def test_new_settings_of_a_model_end_what_it_gave_up(tmp_path: Path) -> None:
+async def test_new_settings_of_a_model_end_its_reductions(tmp_path: Path) -> None:
     machine = Machine(tmp_path, 20_000)
     assert machine.memory.reduce(machine.replica, FULL)
     assert machine.planner.reductions_of("chat")

@@ -5,7 +5,7 @@ def metrics(tokens: float, seconds: float) -> dict[str, float]:
     return {"tokens_predicted_total": tokens, "tokens_predicted_seconds_total": seconds}
 
 
-def test_speed_is_that_of_what_was_decoded_since_the_last_look() -> None:
+def test_speed_is_that_of_the_tokens_since_the_last_look() -> None:
     first = combine(EngineStats(pid=1), metrics(100, 2), None)
     assert first.tokens_per_second == 50
     second = combine(first, metrics(160, 3), None)

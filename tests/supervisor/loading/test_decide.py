@@ -34,7 +34,7 @@ def moves(*models: ModelState) -> Actions:
     return decide(models, ROOM, {"host": free}, RULES)
 
 
-def test_a_requested_model_is_loaded_where_there_is_room() -> None:
+def test_a_requested_model_is_loaded_if_there_is_room() -> None:
     assert moves(loaded("a"), requested("b")) == Actions(load=("b",))
 
 
@@ -174,7 +174,7 @@ def test_a_keep_alive_of_0_unloads_a_model_when_its_last_request_ends() -> None:
     assert moves(replace(done, waiting=1)) == Actions()
 
 
-def test_settings_limit_what_keep_alive_may_do() -> None:
+def test_settings_limit_keep_alive() -> None:
     asked = loaded("a", idle_s=50.0, keep_alive_s=math.inf)
     most = ResidencyPolicy(keep_alive_max_s=60.0)
     assert moves(replace(asked, residency=most)) == Actions(look_again_s=10.0)
@@ -256,7 +256,7 @@ def wanted_elsewhere(name: str, **others: Any) -> ModelState:
     return replace(ModelState(name, "down", required={"host": 4}, is_for_others=True), **others)
 
 
-def test_a_model_that_another_machine_wants_is_loaded_where_there_is_room() -> None:
+def test_a_model_that_another_machine_wants_is_loaded_if_there_is_room() -> None:
     assert moves(loaded("a"), wanted_elsewhere("b")) == Actions(load=("b",))
 
 

@@ -22,7 +22,7 @@ def victims(required: int, free: int, *candidates: ModelState) -> tuple[str, ...
     return choose_victims({"host": required}, {"host": free}, candidates)
 
 
-def test_nothing_is_unloaded_where_there_is_room() -> None:
+def test_nothing_is_unloaded_if_there_is_room() -> None:
     assert fits({"host": 10}, {"host": 10})
     assert victims(10, 10, OLD) == ()
 

@@ -18,7 +18,7 @@ def test_an_estimate_above_the_truth_takes_nothing_from_others() -> None:
     assert found == ({"Vulkan0": 0}, {})
 
 
-def test_after_an_unload_what_is_missing_comes_back_until_it_is_late() -> None:
+def test_memory_that_returns_late_after_an_unload_is_awaited_until_a_limit() -> None:
     taken, returning = observe({"Vulkan0": 6}, TOTAL, {"Vulkan0": 10}, {}, may_grow=True)
     assert (taken, returning) == ({"Vulkan0": 6}, {"Vulkan0": 8})
     later = observe(taken, TOTAL, {"Vulkan0": 18}, {}, may_grow=True)

@@ -70,7 +70,7 @@ def test_a_quantisation_is_named_in_any_case() -> None:
     assert named(files, "Q8_0/m-Q8_0-00001-of-00001.gguf").startswith("Q8_0/")
 
 
-def test_what_is_not_there_is_answered_with_what_is() -> None:
+def test_an_error_for_a_missing_quantisation_lists_the_existing_ones() -> None:
     with pytest.raises(NoSuchModel, match="has no Q5_K_M") as caught:
         named({"m-Q8_0.gguf": 8.0, "mmproj-F16.gguf": 1.0}, "Q5_K_M")
     assert caught.value.hint == "available: Q8_0 (8.0 GiB)"

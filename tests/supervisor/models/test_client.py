@@ -154,7 +154,7 @@ def test_what_is_no_gguf_is_refused_before_it_comes(client: HubClient, hub: Fake
         transfer.read([RemoteFile(FILE, url, len(CONTENT))], client)
 
 
-def test_huggingface_hub_finds_what_is_published(
+def test_huggingface_hub_finds_published_files(
     client: HubClient, hub: FakeHub, cache: HubCache
 ) -> None:
     repository = client.repository(REPO, "main")

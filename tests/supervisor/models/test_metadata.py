@@ -216,7 +216,7 @@ def test_the_state_of_each_kind_of_recurrent_layer_is_read(
     assert (found.kv_heads, found.state_values) == expected
 
 
-def test_a_layer_that_drafts_has_no_cache_of_its_own(tmp_path: Path, cache: Path) -> None:
+def test_a_layer_that_drafts_has_no_separate_cache(tmp_path: Path, cache: Path) -> None:
     found = read(tiny_hybrid.make(tmp_path / "a.gguf", drafts=True), cache_dir=cache)
     assert (found.layers, found.kv_heads) == (3, (0, 2, 0))
     assert found.state_values == 3 * (32 + 2 * 2 * 16) + 32 * 16

@@ -15,7 +15,9 @@ from supervisor.models import metadata
 from supervisor.models.model_meta import model_meta
 
 
-def test_it_is_what_the_engine_tells(engine: Engine, tiny_model: Path, tmp_path: Path) -> None:
+def test_the_metadata_equal_those_of_the_engine(
+    engine: Engine, tiny_model: Path, tmp_path: Path
+) -> None:
     with engines.running(engine, tiny_model, "-c", "512", "-np", "2") as socket:
         transport = httpx.HTTPTransport(uds=str(socket))
         with httpx.Client(transport=transport, base_url="http://localhost") as client:

@@ -83,7 +83,7 @@ def test_a_link_out_of_the_cache_is_deleted_and_not_followed(tmp_path: Path, fil
         ("models_dir", "rm /m/tiny.gguf"),
     ],
 )
-def test_programs_remove_what_they_keep(store: Store, hint: str | None) -> None:
+def test_programs_remove_their_own_models(store: Store, hint: str | None) -> None:
     model = StoredModel("tiny:1b", store, Path("/m/tiny.gguf"), Path("/m"))
     found = keeper_hint(model)
     assert found == hint or (hint and found and hint in found)
@@ -118,7 +118,7 @@ def places(tmp_path: Path, files: Files) -> list[Root]:
     ]
 
 
-def test_leftovers_are_unfinished_downloads_and_what_nothing_uses(
+def test_leftovers_are_unfinished_downloads_and_unused_files(
     tmp_path: Path, places: list[Root]
 ) -> None:
     lock = tmp_path / "hub" / ".locks" / "models--org--tiny" / "busy.lock"

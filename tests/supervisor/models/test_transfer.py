@@ -87,7 +87,7 @@ def test_a_cut_connection_is_continued(
     assert waits == [1, 2, 1]  # longer while nothing comes
 
 
-def test_a_connection_that_is_always_cut_ends_with_what_came(
+def test_a_connection_that_is_always_cut_ends_with_the_received_bytes(
     transfer: Make, client: HubClient, hub: FakeHub, waits: list[float]
 ) -> None:
     hub.cuts = [50_000, *[0] * 9]

@@ -73,7 +73,7 @@ def test_a_link_into_a_closed_directory_is_no_directory(
     assert "three.gguf" in names(tree)
 
 
-def test_what_cannot_be_listed_is_noted_and_what_is_missing_is_empty(
+def test_an_unreadable_directory_is_noted_and_a_missing_one_is_empty(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: object) -> object:

@@ -191,7 +191,7 @@ def test_numbers_that_no_engine_takes_are_refused(key: str) -> None:
         BatchingSettings(**{key: -1})
 
 
-def test_the_engine_takes_what_is_planned(tmp_path: Path, runtime: Path) -> None:
+def test_the_engine_accepts_the_planned_batches(tmp_path: Path, runtime: Path) -> None:
     """seed 001: BatchConfig, as the engine itself reports it."""
     real = load(None, cache_dir=tmp_path)
     tiny = metadata.read(tiny_gguf.make(tmp_path / "tiny.gguf"), cache_dir=tmp_path)

@@ -199,7 +199,7 @@ def test_heads_that_draft_a_block_at_once_are_recognised(
     assert found.has_confidence_head is sure
 
 
-def test_draft_heads_may_lie_in_a_directory_of_their_own(
+def test_draft_heads_may_be_in_a_separate_directory(
     alphabet: Gguf, models: Path, cache: Path
 ) -> None:
     (models / "MTP").mkdir()
@@ -209,7 +209,7 @@ def test_draft_heads_may_lie_in_a_directory_of_their_own(
     assert found.gguf.path == heads
 
 
-def test_draft_heads_are_left_where_nobody_asks_for_them_or_the_build_has_no_use(
+def test_draft_heads_are_left_out_without_a_setting_or_if_the_build_cannot_use_them(
     alphabet: Gguf, models: Path, cache: Path
 ) -> None:
     tiny_eagle.make(models / "eagle.gguf")

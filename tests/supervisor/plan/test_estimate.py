@@ -116,7 +116,7 @@ def test_matrices_of_types_that_the_cpu_repacks_count_twice() -> None:
     assert estimate(replace(full, engine=engine(library_dirs=(model().path,)))).host.copies == 0
 
 
-def test_a_draft_takes_weights_cache_and_buffers_of_its_own() -> None:
+def test_a_draft_takes_its_own_weights_cache_and_buffers() -> None:
     alone = MemoryInputs(GEMMA, {"ctx-size": 4096, "parallel": 1}, engine())
     found = estimate(replace(alone, draft=model()))
     cache = 4096 * 23040

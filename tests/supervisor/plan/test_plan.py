@@ -126,7 +126,7 @@ def test_the_command_line_starts_with_the_engine_and_its_address() -> None:
     assert words[-1] == "--verbose"
 
 
-def test_every_engine_gets_a_context_batches_threads_and_slots_of_its_own() -> None:
+def test_every_engine_gets_its_own_context_batches_threads_and_slots() -> None:
     """Seed 002: ctx-size, batch-size, ubatch-size, threads, parallel; cont-batching."""
     plan = planned()
     sizes = ("--ctx-size", "--batch-size", "--ubatch-size", "--threads", "--parallel")
@@ -341,7 +341,7 @@ def test_draft_heads_beside_the_model_draft() -> None:
         assert value(planned(profile, draft=heads), "--spec-type") == "draft-eagle3"
 
 
-def test_dspark_heads_without_confidence_draft_whatever_their_probability() -> None:
+def test_dspark_heads_without_confidence_draft_at_any_probability() -> None:
     heads = model(path=Path("/models/head.gguf"), architecture="dflash", drafts_for=576)
     assert value(planned(draft=heads), "--spec-type") == "draft-dflash"
     assert value(planned(draft=heads), "--spec-draft-p-min") == "0.5"
@@ -387,7 +387,7 @@ def test_an_option_of_a_newer_build_than_any_recorded_is_known() -> None:
         ("base", {}, "128"),
     ],
 )
-def test_a_batch_holds_what_all_slots_draft_at_once(
+def test_a_batch_holds_the_drafts_of_all_slots(
     profile: str, own: Mapping[str, FlagValue], batch: str
 ) -> None:
     plan = planned(profile, own, at=machine(physical_cores=1))

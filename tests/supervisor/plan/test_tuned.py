@@ -43,7 +43,7 @@ def test_a_model_without_a_file_is_not_tuned(tmp_path: Path) -> None:
     assert read("chat", tmp_path) is None
 
 
-def test_a_file_says_when_for_what_and_by_how_much(tmp_path: Path) -> None:
+def test_a_file_has_the_date_the_goal_and_the_gain(tmp_path: Path) -> None:
     write(tmp_path, FILE)
     found = read("chat", tmp_path)
     assert found

@@ -50,7 +50,7 @@ def test_a_slow_shard_keeps_one_layer() -> None:
     assert suggested(shard("a", 4, 400_000), shard("b", 4, 400), shard("c", 4, 400)) == (1, 6, 5)
 
 
-def test_memory_limits_what_a_shard_gets() -> None:
+def test_memory_limits_the_layers_of_a_shard() -> None:
     """seed 000: beyond it, `layers_max`"""
     fast, slow = shard("a", 15, 15_000, most=20), shard("b", 15, 60_000)
     assert suggested(fast, slow) == (20, 10)

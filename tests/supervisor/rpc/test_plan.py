@@ -55,7 +55,7 @@ def test_moved_layers_become_the_split() -> None:
     assert layers(planned(*workers, split=split)) == [total - 2, 2]
 
 
-def test_a_split_of_the_user_wins_over_the_one_that_was_moved() -> None:
+def test_a_split_of_the_user_wins_over_a_moved_split() -> None:
     """seed 000"""
     workers, total = (worker("a", 8000), worker("b", 8000)), model().layers
     plan = planned(*workers, split=f"{total - 2},3", tensor_split=f"3,{total - 2}")

@@ -34,7 +34,7 @@ def test_a_build_with_all_options_gets_them() -> None:
     assert dropped == ()
 
 
-def test_an_engine_without_the_program_says_where_there_is_one(
+def test_an_engine_without_the_program_names_another_that_has_it(
     engine: Engine, tmp_path: Path
 ) -> None:
     with pytest.raises(EngineMissing, match="no ggml-rpc-server beside it") as caught:

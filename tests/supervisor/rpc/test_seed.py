@@ -124,7 +124,7 @@ def test_the_output_counts_as_layers_in_all_figures() -> None:
     assert found.avg_latency_per_layer_us == 100
 
 
-def test_measurements_that_are_forgotten_leave_what_a_shard_computes() -> None:
+def test_forgetting_measurements_keeps_the_layers_of_a_shard() -> None:
     """seed 000: reset"""
     found = balancer(1)
     found.register_shards([("a", 8)], {"a": 2.0})

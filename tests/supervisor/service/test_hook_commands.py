@@ -60,7 +60,7 @@ async def test_an_exit_code_is_a_problem_and_its_output_is_kept(tmp_path: Path) 
     assert set(ran.output.splitlines()) == {"out", "err"}
 
 
-async def test_a_command_that_hangs_is_killed_with_what_it_started(tmp_path: Path) -> None:
+async def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     ran = await run(tmp_path, "sh", "-c", SURVIVOR, timeout_s=2)
     assert ran.problem == "it did not end within 2 s and was killed"
     until(lambda: is_dead(int(ran.output)))

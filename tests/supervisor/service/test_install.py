@@ -148,7 +148,7 @@ def test_a_directory_that_is_a_file_is_named(systemd: Systemd) -> None:
         systemd.install()
 
 
-def test_the_state_is_what_systemd_shows(systemd: Systemd) -> None:
+def test_the_state_is_that_of_systemd(systemd: Systemd) -> None:
     state = service_state("user")
     assert (state["is_active"], state["pid"], state["restarts"]) == (True, 7, 2)
     assert state["text"] == "1 of 1 instances ready"

@@ -93,7 +93,7 @@ async def test_what_is_dropped_is_one_warning_and_a_count() -> None:
     assert running.told() == [("hooks.dropped", 1), ("hooks.dropped", 5)]
 
 
-async def test_a_daemon_that_stops_waits_a_little_and_says_what_it_killed() -> None:
+async def test_a_daemon_that_stops_waits_a_little_and_names_the_killed_commands() -> None:
     running = Running()
     async with running.serving():
         running.runner.submit(job("a", ("sleep", "600")))

@@ -145,7 +145,7 @@ def test_the_unified_program_and_wrappers_are_llama_server_too() -> None:
         assert models(f"{program} -m /m/a.gguf -np 2")["a"]["flags"] == {"parallel": 2}
 
 
-def test_what_a_command_cannot_keep_is_named_apart_from_what_is_to_be_known() -> None:
+def test_options_that_a_command_cannot_keep_are_listed_apart_from_notes() -> None:
     (model,) = converted("llama-server -m a.gguf --wat 3 -c 10 stray").models
     assert [line.partition(":")[0] for line in model.omitted] == ["--wat 3", "stray"]
     assert [note.partition(":")[0] for note in model.notes] == ["slots"]

@@ -91,7 +91,7 @@ BASE = (("--cache-type-k", "f16"), ("--threads", "4"), ("--parallel", "2"))
         (*BASE, ("--an-option-of-later-builds", "1")),
     ],
 )
-def test_what_changes_a_cache_changes_what_it_belongs_to(
+def test_an_option_that_changes_a_cache_changes_its_key(
     words: tuple[tuple[str, str | None], ...],
 ) -> None:
     assert cache_key(plan(*words)) != cache_key(plan(*BASE))

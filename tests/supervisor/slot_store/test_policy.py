@@ -58,7 +58,7 @@ def test_what_is_saved_already_is_not_saved_again_until_it_is_used() -> None:
     assert saved(slot(0, task=8, tokens=300), known={0: 7}) == [0]
 
 
-def test_what_there_is_no_room_for_is_left_out_and_what_follows_is_not() -> None:
+def test_a_conversation_without_room_is_left_out_and_smaller_ones_are_not() -> None:
     large, small = slot(0, task=9, tokens=900), slot(1, task=3, tokens=300)
     assert saved(large, small, room=500) == [1]
 
@@ -92,7 +92,7 @@ def test_what_was_used_last_is_put_back_first_into_as_many_slots_as_there_are() 
     assert restored(kept) == ["b", "c"]
 
 
-def test_a_conversation_is_put_back_before_what_the_proxy_did_not_know() -> None:
+def test_conversations_that_the_proxy_knows_are_restored_first() -> None:
     known = ConversationFingerprint((1,), (2,)).to_ascii()
     kept = [
         catalogued("prompt", 9),
@@ -108,7 +108,7 @@ def test_what_belongs_elsewhere_or_leaves_no_room_for_an_answer_is_not_put_back(
     assert restored([catalogued()], ctx=300) == []
 
 
-def test_each_replica_takes_up_its_own_and_what_is_left_is_dealt_out() -> None:
+def test_each_replica_restores_its_own_slots_and_the_rest_is_divided() -> None:
     kept = [catalogued(str(number), replica=number) for number in range(4)]
     names = [set(restored(kept, (number, 2), most=9)) for number in range(2)]
     assert names == [{"0", "2"}, {"1", "3"}]

@@ -58,7 +58,7 @@ def test_a_disk_is_slow_by_its_average() -> None:
     assert any("the disk stores" in entry for entry in slow)
 
 
-def test_what_was_written_in_the_last_hour_is_known_whatever_came_back_since() -> None:
+def test_restores_do_not_lower_the_bytes_written_in_the_last_hour() -> None:
     limits = SaveLimits(clock := Clock())
     for clock.now_s in (0, 10, 1800):
         limits.note_written(FILE, HOUR)

@@ -90,7 +90,7 @@ async def test_there_are_never_more_prompts_than_slots(
 
 
 @pytest.mark.parametrize("learns", [True, False])
-async def test_learned_prompts_are_read_behind_what_is_set_and_only_where_that_is_set(
+async def test_learned_prompts_follow_those_of_the_settings_and_only_if_enabled(
     tiny_model: Path, runtime: Path, prompt: Path, *, learns: bool
 ) -> None:
     harness = FleetHarness(runtime, tiny_model, prompts=(prompt,), learns=learns)
@@ -126,7 +126,9 @@ async def test_a_prompt_that_the_engine_refuses_is_told_and_nothing_fails(
     assert harness.emitted("prompt.rejected")[0]["prompt"] == "bad.json"
 
 
-async def test_what_is_left_is_read_while_nobody_asks(tiny_model: Path, runtime: Path) -> None:
+async def test_remaining_prompts_are_prefilled_while_no_client_waits(
+    tiny_model: Path, runtime: Path
+) -> None:
     harness = FleetHarness(runtime, tiny_model)
     emitted = asyncio.Event()
     reading = PrefillQueue([of_text("x", LONG)], lambda _prompt, _found: emitted.set())

@@ -94,7 +94,7 @@ def test_a_counter_that_is_no_number_is_unknown(tmp_path: Path, text: str) -> No
     assert energy.read(tmp_path)[0] is None
 
 
-def test_the_total_is_of_what_is_known() -> None:
+def test_the_total_is_of_the_known_counters() -> None:
     none = None, None
     assert energy.energy_between(none, none) == Energy(None, None)
     assert (Energy(None, None).total_j, Energy(None, None).covers) == (None, "nothing")

@@ -139,7 +139,7 @@ def test_a_wheel_that_is_too_large_is_refused(index: Index, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("content_type", ["text/html", "application/vnd.pypi.simple.v1+json"])
-def test_pip_downloads_what_the_index_does_not_list(
+def test_pip_downloads_files_that_the_index_does_not_list(
     index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content_type: str
 ) -> None:
     index.content_type = content_type
@@ -180,7 +180,7 @@ def test_pip_that_does_not_answer_downloads_itself(
     assert wanted == ["tiny-model==9"]
 
 
-def test_without_a_setting_the_index_is_the_one_that_pip_names(
+def test_without_a_setting_the_index_is_that_of_pip(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []

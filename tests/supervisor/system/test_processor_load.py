@@ -20,7 +20,7 @@ def after(**changes: object) -> ProcessorReading:
     return replace(START, at_s=110, **changes)  # type: ignore[arg-type]
 
 
-def test_other_programs_take_what_is_busy_without_our_processes() -> None:
+def test_the_busy_time_without_our_processes_is_that_of_other_programs() -> None:
     load = processor_load(START, after(busy_s=70, own_s={7: 26}))
     assert load.others_cores == pytest.approx(1.4)
     assert load.own_cores == {7: pytest.approx(0.6)}
