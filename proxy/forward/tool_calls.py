@@ -30,8 +30,9 @@ from multidict import CIMultiDict
 
 from proxy.errors import UpstreamFailed
 from proxy.forward.assemblers import ToolCall
+from proxy.forward.openai_responses import DELTAS, PART_DONE, part_of
 from proxy.forward.response import Discarded, EventTransform, Response
-from proxy.http.api_formats import data_event, event_bytes, parse_error
+from proxy.http.api_formats import Event, data_event, event_bytes, parse_error
 from proxy.request.request import ProxyRequest
 from proxy.request.tools import Tools
 from proxy.upstream.endpoint_kinds import EndpointKind
@@ -90,7 +91,9 @@ class CheckedCalls(EventTransform):
         self.is_stream = self._is_unparsed = self._is_unnamed = False
         # Tokens of all calls that were generated again, and of the one whose body is `_body`.
         self._again_tokens = self._own_tokens = 0
-        self._ended = 0  # items of the Responses API that are calls and have ended
+        # Items of the Responses API: calls that have ended, and texts by id, with their kind.
+        self._ended = 0
+        self._texts: dict[str, tuple[str, list[str]]] = {}
 
     @property
     def broken(self) -> Sequence[Call]:
@@ -227,7 +230,7 @@ class CheckedCalls(EventTransform):
     def _note_failure(self, message: str) -> None:
         """Note the error in place of a call that the engine could not parse."""
         is_callable = self.tools.schemas and self._request.json.get("tool_choice") != "none"
-        if not _UNPARSED.search(message) or not is_callable or not self._is_message:
+        if not _UNPARSED.search(message) or not is_callable:
             self._give_up()
             return
         self._is_unparsed = True
@@ -270,6 +273,10 @@ class CheckedCalls(EventTransform):
                 return self._add({"function": {"arguments": delta}}) if self._open else None
             case {"type": "response.output_item.done" | "response.completed"}:
                 self._close(is_cut=True)  # maybe: the engine does not say so
+            case {"type": str(kind), "item_id": str(item_id), "delta": str(delta)} if (
+                kind in DELTAS
+            ):
+                self._texts.setdefault(item_id, (DELTAS[kind], []))[1].append(delta)
         return None
 
     def _begin(self) -> None:
@@ -356,6 +363,9 @@ class CheckedCalls(EventTransform):
             else item
             for item in response["output"]
         ]
+        if self._is_unparsed:
+            reasoned = [item for item in output if item.get("type") == "reasoning"]
+            output = [*reasoned, *map(_item_of, self.calls)]
         if usage := response.get("usage"):
             response = {**response, "usage": self._whole_usage(usage)}
         return {**response, "output": output}
@@ -364,6 +374,8 @@ class CheckedCalls(EventTransform):
         """Return the end of a stream that ended in an error, with a call that had not begun."""
         if not (self._is_unparsed and self.is_stream) or self.broken:
             return b""
+        if not self._is_message:
+            return self._missing_items()
         body = {**(self._body or {}), **self._last}
         usage, last = body.pop("usage", None), self.calls[-1]
         pieces = []
@@ -377,6 +389,26 @@ class CheckedCalls(EventTransform):
         if options.get("include_usage") and usage:
             pieces.append({**_shared(body), "choices": [], "usage": self._whole_usage(usage)})
         return b"".join(map(data_event, pieces)) + b"data: [DONE]\n\n"
+
+    def _missing_items(self) -> bytes:
+        """Return the end of each item of a stream of the Responses API, and of the response."""
+        items = [_text_item(item_id, *found) for item_id, found in self._texts.items()]
+        items += map(_item_of, self.calls)
+        response = {**(self._body or {}), "output": items}
+        if usage := response.get("usage"):
+            response["usage"] = self._whole_usage(usage)
+        events: list[Event] = []
+        for item in items:
+            if item["type"] == "message":
+                (part,) = item["content"]
+                place = {"item_id": item["id"]}
+                events += [
+                    {"type": "response.output_text.done", **place, "text": part["text"]},
+                    {"type": PART_DONE, **place, "part": part},
+                ]
+            events.append({"type": "response.output_item.done", "item": item})
+        events.append({"type": "response.completed", "response": response})
+        return b"".join(event_bytes(event, 0) for event in events)
 
     def _call_json(self, call: Call) -> dict[str, Any]:
         function = {"name": call.name, "arguments": call.arguments}
@@ -403,6 +435,23 @@ def _with_delta(
     kept = {name: piece[name] for name in ("timings", "usage") if reason and name in piece}
     choice = {"index": 0, "finish_reason": reason, "delta": {**role, **delta}}
     return {**_shared(piece), "choices": [choice], **kept}
+
+
+def _item_of(call: Call) -> dict[str, Any]:
+    """Return the item of the Responses API that a client gets for a call."""
+    if call.text is not None:
+        return _text_item(f"msg_{uuid4().hex}", "message", [call.text])
+    called = {"name": call.name, "arguments": call.arguments}
+    return {"type": "function_call", "call_id": call.id, **called, "status": "completed"}
+
+
+def _text_item(item_id: str, kind: str, texts: Sequence[str]) -> dict[str, Any]:
+    is_message = kind == "message"
+    part = {"type": "output_text" if is_message else "reasoning_text", "text": "".join(texts)}
+    found = {"type": kind, "id": item_id, "status": "completed"}
+    if is_message:
+        return {**found, "role": "assistant", "content": [part_of(part)]}
+    return {**found, "summary": [], "content": [part]}
 
 
 def _calls_in(body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -125,6 +125,22 @@ def test_openai_gets_a_good_call_in_a_stream(client: openai.OpenAI) -> None:
     assert pieces[-1].finish_reason == "tool_calls"
 
 
+def test_the_responses_api_gets_a_good_call(client: openai.OpenAI) -> None:
+    members: dict[str, Any] = {
+        "model": "broken",
+        "input": "Weather in Oslo?",
+        "tools": [{"type": "function", "name": "weather", "parameters": PARAMETERS}],
+        "temperature": 0,
+    }
+    with client.responses.stream(**members) as stream:
+        streamed = stream.get_final_response()
+    responses: list[Any] = [client.responses.create(**members), streamed]
+    for response in responses:
+        (call,) = response.output
+        assert call.type == "function_call"
+        assert (call.name, json.loads(call.arguments)) == ("weather", {"city": "Oslo"})
+
+
 def test_anthropic_gets_a_good_call(claude: anthropic.Anthropic) -> None:
     for is_stream in (False, True):
         request: Any = {

@@ -77,6 +77,14 @@ class Engine:
         await asked.end()
 
 
+ASKED = {
+    "model": "chat",
+    "input": "Rome?",
+    "tools": [{"type": "function", **FUNCTION}],
+    "stream": True,
+}
+
+
 def again_stream(line: str, text: str) -> list[bytes]:
     if "responses" in line:
         item = response_streams.text_item(text)
@@ -401,6 +409,66 @@ async def test_the_responses_api_gets_its_own_events(
     assert whole["usage"]["output_tokens"] == 14  # of both generations
     assert json.loads(given["arguments"]) == {"city": "Oslo"}
     assert given["call_id"] == "fc_a"
+
+
+@pytest.mark.parametrize(
+    ("answer", "has_begun"),
+    [
+        (written({"city": "Oslo"}), False),
+        (written({"city": "Oslo"}), True),
+        ('{"answer": "Rain."}', False),
+    ],
+)
+async def test_the_responses_api_gets_a_call_that_the_engine_could_not_parse(
+    proxy: ProxyHarness, answer: str, *, has_begun: bool
+) -> None:
+    """Reasoning and text before the call have no end of their own from the engine."""
+    thought = response_streams.added(content=[], id="rs_1", summary=[], type="reasoning")
+    thinks = response_streams.written(
+        type="response.reasoning_text.delta", item_id="rs_1", delta="hm"
+    )
+    item = response_streams.call_item("a", "Rome")
+    events = [
+        *response_streams.opened(),
+        *(thought, thinks),
+        *response_streams.text_events("I look.")[:3],
+        *(response_streams.call_events(item, '{"city": ') if has_begun else ()),
+        b"data: " + orjson.dumps({"error": ERROR}) + b"\n\n",
+    ]
+    await proxy.fake(Engine(events, answer))
+    async with proxy.http.post("/v1/responses", json=ASKED, headers=REPAIR) as response:
+        text = await response.text()
+        assert response.status == 200, text
+    read = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    assert [event["sequence_number"] for event in read] == list(range(len(read)))
+    begun = [event["item"]["type"] for event in read if event["type"].endswith("item.added")]
+    ended = [event["item"] for event in read if event["type"].endswith("item.done")]
+    assert read[-1]["type"] == "response.completed"
+    assert read[-1]["response"]["output"] == ended
+    assert read[-1]["response"]["usage"]["output_tokens"] == 7  # the first generation reports none
+    reasoned, said, last = ended
+    assert reasoned["content"][0]["text"] == "hm"
+    assert said["content"][0]["text"] == "I look."
+    if "city" in answer:
+        assert begun == ["reasoning", "message", "function_call"]
+        assert json.loads(last["arguments"]) == {"city": "Oslo"}
+        assert (last["name"], bool(last["call_id"])) == ("weather", True)
+    else:
+        assert begun == ["reasoning", "message", "message"]
+        assert last["content"][0]["text"] == "Rain."
+
+
+async def test_a_whole_response_gets_a_call_that_the_engine_could_not_parse(
+    proxy: ProxyHarness,
+) -> None:
+    events = [*response_streams.opened(), b"data: " + orjson.dumps({"error": ERROR}) + b"\n\n"]
+    await proxy.fake(Engine(events, written({"city": "Oslo"})))
+    body = {**ASKED, "stream": False}
+    async with proxy.http.post("/v1/responses", json=body, headers=REPAIR) as response:
+        answered = await response.json()
+    (item,) = answered["output"]
+    assert (answered["status"], item["name"]) == ("completed", "weather")
+    assert json.loads(item["arguments"]) == {"city": "Oslo"}
 
 
 @both
