@@ -174,6 +174,14 @@ class Conversations:
         while len(self._conversations) > self._hashes_max:
             self._conversations.popitem(last=False)
 
+    def add_earlier_turns(self, conversation: Conversation, turn_hashes: Iterable[int]) -> None:
+        """Add hashes of turns that another process has answered."""
+        known = conversation.turn_hashes
+        earlier = [turn_hash for turn_hash in turn_hashes if turn_hash not in known]
+        for turn_hash in earlier[: -1 - _TURNS_MAX + len(known) : -1]:
+            if self._conversations.setdefault(turn_hash, conversation) is conversation:
+                known.insert(0, turn_hash)
+
     def remove(self, conversation: Conversation) -> None:
         """Forget a conversation: its next turn begins a new one."""
         for turn_hash in conversation.turn_hashes:
@@ -292,9 +300,9 @@ class PrefixTree:
         del self._edges[edge.blocks[0]], self._order[edge]
 
 
-# Assumed before the first restore: 500 tokens/s computed, 1 GB/s read. Source: SmolLM2-135M on a
-# CPU.
-_BYTE_TOKENS: Final = 500 / 1e9
+# Assumed before the first prompt and restore. Source: SmolLM2-135M on a CPU.
+_PREFILL_TPS: Final = 500.0
+_BYTE_S: Final = 1e-9
 _FEW_TOKENS: Final = 32
 # Of the files with equally many tokens of a prompt, at most 16 of conversations and 16 of prefixes
 # are compared by size.
@@ -335,7 +343,9 @@ class SlotFileIndex:
         self._without_conversation = 0  # of no conversation
         self._by_turn: dict[tuple[str, int], str] = {}
         self._by_beginning: dict[tuple[str, int], str] = {}  # of those that are used as a whole
-        self._byte_tokens: dict[str, float] = {}
+        self._prefill_tps: dict[str, float] = {}  # by cache key, as the next
+        self._byte_s: dict[str, float] = {}  # of the latest restore
+        self._read_byte_s = _BYTE_S  # for those without a restore
         self._removed: OrderedDict[tuple[str, int], None] = OrderedDict()
         self._prompts = PrefixTree(blocks_max, blocks_max)
 
@@ -381,9 +391,17 @@ class SlotFileIndex:
             self._used &= ~gone
             self._without_conversation &= ~gone
 
-    def set_restore_cost(self, cache_key: str, byte_tokens: float) -> None:
-        """Set the number of prompt tokens computed in the time of reading one byte."""
-        self._byte_tokens[cache_key] = byte_tokens
+    def set_restore_cost(self, cache_key: str, byte_s: float) -> None:
+        """Set how long a restore took, for each byte of its file."""
+        self._byte_s[cache_key] = byte_s
+
+    def set_prefill_rate(self, cache_key: str, tps: float) -> None:
+        self._prefill_tps[cache_key] = tps
+
+    def set_read_time(self, byte_s: float) -> None:
+        """Set how long it takes to read a byte of any file; earlier restores count no more."""
+        self._read_byte_s = byte_s
+        self._byte_s.clear()
 
     def find(
         self, cache_key: str, prompt: Prompt, session: int | None = None
@@ -442,7 +460,8 @@ class SlotFileIndex:
         self, file: SlotFile, prompt: Prompt, blocks: int, *, is_whole: bool
     ) -> SavedPrompt:
         tokens = min(file.tokens, prompt.tokens if is_whole else blocks * BLOCK_TOKENS)
-        cost = self._byte_tokens.get(file.cache_key, _BYTE_TOKENS) * file.size_bytes
+        read_s = self._byte_s.get(file.cache_key, self._read_byte_s) * file.size_bytes
+        cost = read_s * self._prefill_tps.get(file.cache_key, _PREFILL_TPS)
         return SavedPrompt(file, tokens, blocks, round(cost), is_whole)
 
     def _smallest(self, cache_key: str, holders: int) -> SlotFile | None:

@@ -269,6 +269,13 @@ class PrefixIndex:
 
     # What happens.
 
+    def note_restored(
+        self, conversation: Conversation, prompt: Prompt, file: ConversationFingerprint
+    ) -> None:
+        """Note that a conversation continues from a file, which its next file then replaces."""
+        shared = (turn for turn in file.turn_hashes if turn in prompt.turn_hashes)
+        self._conversations.add_earlier_turns(conversation, shared)
+
     def assign(
         self, upstream: Upstream, prompt: Prompt, session: int | None, hint: CacheHint
     ) -> Conversation:

@@ -68,6 +68,9 @@ class SlotFileStorage(Protocol):
         A file that is missing, altered or refused is removed from the router before this returns.
         """
 
+    async def look(self, instance: str, /) -> None:
+        """Tell the router of files that other daemons have stored; returns within 0.25 s."""
+
 
 Operation = Literal["save", "restore"]
 
@@ -129,6 +132,10 @@ class CountedStorage:
             return None
         model, storage = found
         return self._note("restore", model, await storage.restore(instance, id_slot, name))
+
+    async def look(self, instance: str, /) -> None:
+        if found := self._storages.get(instance):
+            await found[1].look(instance)
 
     def _note(self, operation: Operation, model: str, transfer: Transfer | None) -> Transfer | None:
         self.counts.setdefault(model, no_counts())[operation].note(transfer)

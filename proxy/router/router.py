@@ -330,6 +330,10 @@ class Router:
         for queue in self.queues.values():
             queue.assign_slots()  # a request may have waited for it
 
+    def note_read_time(self, byte_s: float) -> None:
+        """Note how long it takes to read a byte of a slot file, as measured without an engine."""
+        self.cache.files.set_read_time(byte_s)
+
     def remove_slot_files(self, names: Iterable[str]) -> None:
         self.cache.files.remove(names)
 

@@ -139,12 +139,13 @@ class SlotSaver:
         upstream = instance.upstream
         self._measures[upstream.model].restores.note(transfer)
         byte_s = transfer.duration_s / transfer.size_bytes
-        byte_tokens = byte_s * instance.rates.prefill_tps
-        self._prefix_index.files.set_restore_cost(upstream.cache_key, byte_tokens)
+        self._prefix_index.files.set_restore_cost(upstream.cache_key, byte_s)
 
     def note_turn(self, lease: Lease, timings: Timings) -> None:
         """Learn how often conversations return, and how much of caches and files they use."""
         if lease.upstream.cache_key and lease.conversation_number is not None:
+            prefill_tps = lease.instance.rates.prefill_tps
+            self._prefix_index.files.set_prefill_rate(lease.upstream.cache_key, prefill_tps)
             prompt = timings.cached_tokens + timings.prompt_tokens
             found = 0 if lease.restored else timings.cached_tokens
             measures = self._measures[lease.upstream.model]
@@ -204,6 +205,9 @@ class SlotSaver:
 
     # Filling a slot.
 
+    async def look(self, instance: str) -> None:
+        await self._storage.look(instance)
+
     def is_wanted(self, lease: Lease, slot: Slot) -> bool:
         return self.has_file(lease, slot) or self._pays(lease, slot)
 
@@ -259,6 +263,8 @@ class SlotSaver:
             return
         self._note_restored(lease.instance, transfer)
         slot.fill(lease.conversation, transfer.tokens, saved.file.fingerprint.blocks)
+        if lease.conversation and (prompt := lease.request.prompt):
+            self._prefix_index.note_restored(lease.conversation, prompt, saved.file.fingerprint)
         lease.expected_cached = saved.tokens
         lease.restored = saved
         lease.restored_tokens = transfer.tokens if saved.is_whole else saved.tokens

@@ -243,7 +243,7 @@ class SlotSelector:
                 found = slot_map.rebind(slot, lease.conversation, lease.clock())
         if found is None:
             return None
-        if found.conversation is None and lease.upstream.cache_key:
+        if lease.upstream.cache_key:
             found = await self._fill(lease, slot_map, found)
         if found.conversation is None:
             return await self._target_new(lease, slot_map, found)
@@ -253,6 +253,12 @@ class SlotSelector:
 
     async def _fill(self, lease: Lease, slot_map: SlotMap, slot: Slot) -> Slot:
         """Fill a slot from a file if that pays and its number is known; return the slot."""
+        if slot.conversation is not None:
+            await self._catch_up(lease, slot)
+            return slot
+        prompt = lease.request.prompt
+        if prompt and _ASSISTANT in prompt.outline.labels:  # another daemon may have it
+            await self._saver.look(lease.upstream.name)
         await self._wait_for_file(lease)
         await self._take_from_other(lease)
         if not self._saver.is_wanted(lease, slot):
@@ -263,6 +269,15 @@ class SlotSelector:
         if slot.is_confirmed:
             await self._saver.fill(lease, slot)
         return slot
+
+    async def _catch_up(self, lease: Lease, slot: Slot) -> None:
+        """Fill the slot of a conversation if another daemon has answered and saved later turns."""
+        blocks = lease.request.prompt.blocks if lease.request.prompt else ()
+        is_behind = len(blocks) - len(slot.in_engine.blocks) >= BEGINNING_BLOCKS_MIN
+        if is_behind and slot.is_confirmed:
+            await self._saver.look(lease.upstream.name)
+            if self._saver.has_file(lease, slot):
+                await self._saver.fill(lease, slot)
 
     async def _wait_for_file(self, lease: Lease) -> None:
         """Wait until a file has a draining instance's content, unless computing it is faster.

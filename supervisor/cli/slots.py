@@ -13,6 +13,7 @@ from supervisor.daemon.model_status import saved_slot
 from supervisor.engine.prompts import LearnedPrompts
 from supervisor.errors import NoSuchConversation, NotRunning, SettingsInvalid
 from supervisor.output import CommandResult, size, table
+from supervisor.settings.load import load
 from supervisor.slot_store.manifest import find_conversation, find_file, turns_of
 from supervisor.slot_store.store import SlotStore
 from supervisor.slot_store.store_config import store_in
@@ -21,7 +22,11 @@ from supervisor.system.paths import directories
 
 def list_slots() -> CommandResult:
     """List saved conversations by model, the latest used first; works without a daemon."""
-    kept = sorted(store_in(directories()).list_saved(), key=attrgetter("used_at"), reverse=True)
+    kept = sorted(
+        store_in(directories(), load().settings.supervisor).list_saved(),
+        key=attrgetter("used_at"),
+        reverse=True,
+    )
     found = [saved_slot(manifest) for manifest in sorted(kept, key=attrgetter("model"))]
     text = render(found) if found else "no saved conversations"
     encrypted = sum(slot.encrypted for slot in found)
@@ -29,7 +34,7 @@ def list_slots() -> CommandResult:
     notes = (
         *([f"encrypted: {encrypted} of {len(found)}"] if encrypted else []),
         *(f"learned prompts of {model}: {count}" for model, count in learned.items()),
-        *full_disk_notes(store_in(directories())),
+        *full_disk_notes(store_in(directories(), load().settings.supervisor)),
         *_not_persisted_notes(),
     )
     return CommandResult(found, text, notes)
@@ -40,7 +45,7 @@ def save(models: Sequence[str]) -> CommandResult:
     client = Client(directories().control_socket)
     names = resolve_running(models, client.status()) if models else []
     found = follow(client.save_slots(names))
-    full = full_disk_notes(store_in(directories()))
+    full = full_disk_notes(store_in(directories(), load().settings.supervisor))
     empty = "nothing was saved" if full else "no idle slot was worth saving"
     return CommandResult(found, render(found) if found else empty, (*full, *_not_persisted_notes()))
 
@@ -101,7 +106,9 @@ def forget(
         if found.in_use:
             notes.append("a request in flight still belongs to it: forget it again afterwards")
     except NotRunning:
-        found = _forget_on_disk(store_in(where), model, conversation, request)
+        found = _forget_on_disk(
+            store_in(where, load().settings.supervisor), model, conversation, request
+        )
         if conversation is not None and any(slot.encrypted for slot in found.slots):
             notes.append("it is encrypted: only a running daemon finds its other files")
     if conversation is None and request is None:

@@ -242,9 +242,13 @@ def show_tiers(*, everywhere: bool = False) -> CommandResult:
         found = Client(where.control_socket).caches()
     except NotRunning:
         from supervisor.daemon.cache_status import saved_status
+        from supervisor.settings.load import load
         from supervisor.slot_store.store_config import store_in
 
-        found, notes = saved_status(store_in(where).list_saved()), [_OFFLINE]
+        found, notes = (
+            saved_status(store_in(where, load().settings.supervisor).list_saved()),
+            [_OFFLINE],
+        )
     if found.disk.paused:
         notes.append("the disk failed: saving is paused for a while (corral logs says why)")
     notes += [

@@ -25,6 +25,7 @@ from supervisor.daemon.operations import DaemonService
 from supervisor.daemon.parts import DaemonParts
 from supervisor.engine.orphans import kill_orphans
 from supervisor.errors import AccessDenied
+from supervisor.fleet import cache_commands
 from supervisor.settings.tables import STOP_LIMIT_S as HOOKS_STOP_LIMIT_S
 from supervisor.slot_store.store_config import clean_up
 from supervisor.system.daemon_lock import lock_runtime_dir, this_daemon, write_owner
@@ -84,7 +85,7 @@ class Daemon:
                 lose = functools.partial(self._hosts.lose, STARTER) if self._hosts else None
                 with watch_starter(sys.stdin.fileno(), lose) if lose else nullcontext():
                     await self._shutdown.wait()
-            self.parts.fleet.planner.launches.slot_persistence.store.empty_memory()
+            self.parts.fleet.planner.launches.slot_persistence.store.close()
 
     @asynccontextmanager
     async def _run_parts(self) -> AsyncIterator[None]:
@@ -143,11 +144,18 @@ class Daemon:
         )
 
     async def _drain(self) -> None:
-        """Let requests in flight finish; abort those that take too long."""
+        """Let requests in flight finish; abort those that take too long.
+
+        The next turns of other conversations already go to other daemons, which may share files.
+        """
         limit_s = self.parts.settings.supervisor.drain_timeout_s
         limit_s = min(limit_s, self._hosts.drain_max_s if self._hosts else math.inf)
-        async with self._deadline(limit_s):
-            await self.parts.server.drain(limit_s)
+        fleet = self.parts.fleet
+        async with self._deadline(limit_s), asyncio.TaskGroup() as group:
+            draining = group.create_task(self.parts.server.drain(limit_s))
+            if fleet.planner.launches.slot_persistence.store.shared:
+                await cache_commands.save_until_idle(fleet.all_replicas(), self.parts.router)
+            await draining
         await self.parts.server.close()
 
     async def _stop(self) -> None:

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 # How long a prefill waits for an instance to be idle.
 _IDLE_TIMEOUT_S: Final = 60.0
+# How long a request waits for the list of files of other daemons.
+_LOOK_MAX_S: Final = 0.25
+_TICK_S: Final = 0.1
 # How long a successor waits for its predecessor's list of slots. An idle engine sends it at once.
 _LISTED_TIMEOUT_S: Final = 2.0
 
@@ -64,6 +67,18 @@ async def save(replicas: Iterable[Replica], persistence: SlotPersistence) -> lis
     for model in dict.fromkeys(replica.place.model for replica in replicas):
         saved += await asyncio.to_thread(persistence.store.list_saved, model)
     return saved
+
+
+async def save_until_idle(replicas: Sequence[Replica], traffic: Router) -> None:
+    """Save idle slots at once, and each other slot when its request has ended."""
+    saved = dict.fromkeys(replicas, -1)
+    while any(saved.values()):
+        for replica, before in saved.items():
+            in_flight = traffic.activity(replica.name).in_flight
+            if in_flight != before:
+                saved[replica] = in_flight
+                await _save(replica)
+        await asyncio.sleep(_TICK_S)
 
 
 async def warm(
@@ -151,6 +166,9 @@ class SlotStorage:
         return await self._finish(
             instance, id_slot, lambda slots, *engine: slots.restore_slot(*engine, id_slot, name)
         )
+
+    async def look(self, _instance: str, /) -> None:
+        await self._files.look(_LOOK_MAX_S)
 
     async def settle(self) -> None:
         """Wait for the running transfers, within a limit."""

@@ -172,16 +172,21 @@ def socket_unit(settings: ProxySettings) -> str | None:
 def service_unit(facts: ServiceFacts) -> str:
     is_system = facts.scope == "system"
     has_socket = socket_unit(facts.settings.proxy) is not None
-    system = ""
+    system, mounts = "", []
     if is_system:
+        if shared := facts.settings.supervisor.slots_directory:
+            mounts = [f"RequiresMountsFor={escape_unit(str(shared))}"]
         groups = [f"SupplementaryGroups={' '.join(facts.groups)}"] if facts.groups else []
-        credentials, hidden = credential_lines(facts.settings), _hidden(facts.read_paths)
+        credentials, hidden = credential_lines(facts.settings), [*_hidden(facts.read_paths)]
+        if shared:
+            hidden.append(f"ReadWritePaths={escape_unit(str(shared))}")
         system = fill("system.conf", groups=groups, credentials=credentials, hidden=hidden)
     return fill(
         SERVICE,
         order=[
             f"After=network.target{f' {SOCKET}' if has_socket else ''}",
             *([f"Requires={SOCKET}"] if has_socket else []),
+            *mounts,
         ],
         commands=[
             f"ExecStart={command_line(facts.serve)}",

@@ -68,6 +68,9 @@ class SupervisorSettings(tables.InstanceLimits, EvictionSettings):
     )
     """disk space for saved conversations, in bytes or as in 8 GiB; auto: a quarter of the free room
     of their file system, 1 GiB to 256 GiB"""
+    slots_directory: ExpandedPath | None = None
+    """directory for saved conversations that daemons on several machines share, on a network file
+    system for instance; unset: slots/ of the data directory, for this daemon alone"""
     slots_key_file: ExpandedPath | None = None
     """file with the keys that encrypt saved conversations, as `corral slots new-key` makes it;
     unset: they are not encrypted"""

@@ -232,6 +232,9 @@ def _create(target: Path) -> Iterator[BinaryIO]:
 
 
 _DRAFT: Final = ".new"
+# The spool is in memory, as for encrypted files, or on another disk, or the file system has no hard
+# links.
+_NO_LINK: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK})
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,39 +273,43 @@ class SlotContent:
 
     def put(self, spooled: Path, target: Path, manifest: Manifest) -> None:
         """Move a file from spool to disk, encrypted if its manifest has a key. Raises OSError."""
-        if not manifest.key_id:
-            spooled.chmod(0o600)
-            sync(spooled)
-            spooled.replace(target)
-            return
         draft = target.with_suffix(_DRAFT)
-        encrypt(spooled, draft, self._key(manifest), _context(manifest))
-        draft.replace(target)
+        try:
+            if manifest.key_id:
+                encrypt(spooled, draft, self._key(manifest), _context(manifest))
+            else:
+                _move(spooled, draft)
+                sync(draft)
+            draft.replace(target)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
 
     def take(self, path: Path, link: Path, manifest: Manifest) -> None:
-        """Verify a file and put it into the spool.
+        """Put a file into the spool, and verify it there, which reads the disk once.
 
-        Raises SlotKeyMissing, InvalidSlotFile if it differs from its manifest, and OSError, also if
-        the spool is full (ENOSPC).
+        After an error, `link` may be left. Raises SlotKeyMissing, InvalidSlotFile if it differs
+        from its manifest, and OSError, also if the spool is full (ENOSPC).
         """
         if manifest.key_id:
             slot_file.check_size(path, encrypted_bytes(manifest.size_bytes))
             _check_room(link.parent, manifest.size_bytes)
             decrypt(path, link, self._key(manifest), _context(manifest))
             return
-        header = self.header(path, manifest)
-        is_older = len(manifest.checksum) == SHA256_DIGITS
-        checksum = (sha256_of if is_older else xxh3_of)(path)
-        if (header.digest, checksum) != (manifest.tokens_sha256, manifest.checksum):
-            raise slot_file.InvalidSlotFile("its content was altered")
+        slot_file.check_size(path, manifest.size_bytes)
         try:
             os.link(path, link)
         except OSError as error:
-            if error.errno != errno.EXDEV:  # the spool may be in memory, as for encrypted files
+            if error.errno not in _NO_LINK:
                 raise
             _check_room(link.parent, manifest.size_bytes)
             shutil.copyfile(path, link)
             link.chmod(0o600)
+        header = self.header(link, manifest)
+        is_older = len(manifest.checksum) == SHA256_DIGITS
+        checksum = (sha256_of if is_older else xxh3_of)(link)
+        if (header.digest, checksum) != (manifest.tokens_sha256, manifest.checksum):
+            raise slot_file.InvalidSlotFile("its content was altered")
 
     def header(self, path: Path, manifest: Manifest) -> slot_file.SlotFileHeader:
         """Read the header of a file; raises as `take`."""
@@ -333,6 +340,17 @@ def _context(manifest: Manifest) -> bytes:
 
 def _seal_context(manifest: Manifest) -> bytes:
     return b"fingerprint of " + _context(manifest)
+
+
+def _move(source: Path, target: Path) -> None:
+    """Move a file, also to another file system; its mode is then 0600. Raises OSError."""
+    try:
+        source.replace(target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        shutil.copyfile(source, target)
+    target.chmod(0o600)
 
 
 def _check_room(directory: Path, size_bytes: int) -> None:

@@ -180,9 +180,7 @@ class SlotManager:
             return None
         now = datetime.now(tz=UTC)
         task.files.catalogue.note_use(name, now)
-        task.files.start(
-            asyncio.to_thread(task.store.mark_used, found.manifest, now), f"use {name}"
-        )
+        task.files.start(task.files.run(task.store.mark_used, found.manifest, now), f"use {name}")
         return Transfer(read.tokens, read.size_bytes, read.duration_s)
 
     async def restore(self, client: EngineClient, run: int) -> int:

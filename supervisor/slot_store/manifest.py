@@ -34,6 +34,9 @@ _OWN_CACHES: Final = "--no-kv-unified"
 _FULL_WINDOW: Final = "--swa-full"
 
 
+OTHER_FORMAT: Final = "its manifest has another format"
+
+
 class ManifestInvalid(ValueError): ...
 
 
@@ -113,6 +116,7 @@ class Manifest:
     saved_at: datetime
     used_at: datetime  # for files saved together, only the order matters
     key_id: str = ""  # the SlotKey.id of the key that encrypts the file; empty if none does
+    daemon: str = ""  # the one that saved it into a shared directory
 
     @property
     def adapters(self) -> list[str]:
@@ -146,7 +150,8 @@ def dump(manifest: Manifest) -> str:
     content = asdict(manifest) | {"format": FORMAT}
     for when in ("saved_at", "used_at"):
         content[when] = content[when].isoformat()
-
+    if not manifest.daemon:  # earlier versions refuse members that they do not know
+        del content["daemon"]
     return json.dumps({**content, "check": _check(content)}, indent=1)
 
 
@@ -157,7 +162,7 @@ def load(text: str) -> Manifest:
         if content.pop("check") != _check(content):
             raise ManifestInvalid("its manifest was altered")
         if content.pop("format") != FORMAT:
-            raise ManifestInvalid("its manifest has another format")
+            raise ManifestInvalid(OTHER_FORMAT)
         return _manifest(content)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ManifestInvalid(f"its manifest cannot be read: {error}") from error

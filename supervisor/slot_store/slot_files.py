@@ -2,6 +2,10 @@
 
 After an engine has written a file, it is verified, hashed and stored in a thread, one file after
 another. The queue of these is bounded: while it is full, no engine is asked to save.
+
+A shared directory is looked at every second for files of other daemons, in threads of its own: a
+network file system may not answer for minutes. Then nothing is saved, and a restore that takes four
+times as long as the measured speed suggests is given up.
 """
 
 from __future__ import annotations
@@ -9,8 +13,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import (
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -18,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from prometheus_client import Metric
 
 from proxy.cache.fingerprint import ConversationFingerprint
+from proxy.common.background_tasks import worker_threads
 from proxy.observe.metrics import gauge
 from proxy.upstream.engine_state import SlotState
 from supervisor.errors import AccessDenied
@@ -29,7 +43,7 @@ from supervisor.slot_store.manifest import CacheKey, Manifest, Turns, find_conve
 from supervisor.slot_store.policy import DiskBudget
 from supervisor.slot_store.save_limits import Pause, PendingFiles, SaveLimits, SpooledFile, to_evict
 from supervisor.slot_store.slot_file import InvalidSlotFile
-from supervisor.slot_store.store import QuarantinedFile, SlotStore
+from supervisor.slot_store.store import DISK, RESERVE_BYTES, QuarantinedFile, SlotStore
 from supervisor.slot_store.store_config import SlotPersistence
 
 if TYPE_CHECKING:
@@ -39,6 +53,16 @@ if TYPE_CHECKING:
 _READ_AT_ONCE: Final = 32
 # How often to look for files that are too old or gone.
 _TIDY_S: Final = 600.0
+# How often to look for files of other daemons in a shared directory, and after which time without
+# an answer it counts as failed.
+_POLL_S: Final = 1.0
+_SILENT_S: Final = 15.0
+_THREADS: Final = 4
+# Before the first measurement. The fixed part of a read is not its speed.
+_BYTE_S: Final = 1e-9
+_FIXED_S: Final = 0.01
+_READ_LIMIT: Final = 4.0
+_READ_LIMIT_MIN_S: Final = 2.0
 
 Result = TypeVar("Result")
 
@@ -48,6 +72,7 @@ class SlotFiles(Part):
         self, persistence: Callable[[], SlotPersistence], listener: Router, emit: Emit
     ) -> None:
         self.catalogue = Catalogue(listener)
+        self._listener = listener
         self._emit = emit
         self.limits = SaveLimits()
         self._persistence = persistence
@@ -57,11 +82,53 @@ class SlotFiles(Part):
         self.pending = PendingFiles()
         self.restore_pause = Pause()
         self._room_pause = Pause()
+        self.threads = worker_threads(_THREADS, "slots")
+        self._wake = asyncio.Event()
+        self._answered_at_s = float("-inf")  # a shared directory, with these rooms
+        self._shared_rooms_bytes: Mapping[str, int] = {}
+        self._looking: asyncio.Task[None] | None = None
+        self._byte_s = _BYTE_S
+        self._measured_at_s = float("-inf")
 
     @property
     def budget(self) -> DiskBudget:
         """The limits of now; raises OSError: the disk does not answer."""
-        return self._persistence().budget(self.catalogue.size_bytes)
+        persistence, free_bytes = self._persistence(), None
+        if persistence.store.shared and persistence.limits.is_auto:
+            free_bytes = self.rooms_bytes[DISK] + RESERVE_BYTES
+        return persistence.budget(self.catalogue.size_bytes, free_bytes)
+
+    @property
+    def rooms_bytes(self) -> Mapping[str, int]:
+        """As `SlotStore.rooms_bytes`; of a shared directory, as it answered last."""
+        store = self._persistence().store
+        if not store.shared:
+            return store.rooms_bytes()
+        if self._is_silent:
+            raise OSError(f"{store.root} has not answered for {_SILENT_S:.0f} s")
+        return self._shared_rooms_bytes
+
+    @property
+    def _is_silent(self) -> bool:
+        return time.monotonic() - self._answered_at_s > _SILENT_S
+
+    async def run(self, work: Callable[..., Result], *given: object) -> Result:
+        """Run a function that blocks."""
+        return await asyncio.get_running_loop().run_in_executor(self.threads, work, *given)
+
+    def read_limit_s(self, size_bytes: int) -> float | None:
+        """Return how long a file may take to be read; None: as long as it takes."""
+        if not self._persistence().store.shared:
+            return None
+        expected_s = _READ_LIMIT * size_bytes * self._byte_s
+        return min(self.timeout_s, max(_READ_LIMIT_MIN_S, expected_s))
+
+    def note_read(self, size_bytes: int, duration_s: float) -> None:
+        """Note how long a file of a shared directory was read, at least."""
+        if self._persistence().store.shared:
+            self._byte_s = max(_BYTE_S, (duration_s - _FIXED_S) / size_bytes)
+            self._measured_at_s = time.monotonic()
+            self._listener.note_read_time(self._byte_s)
 
     @property
     def timeout_s(self) -> float:
@@ -74,15 +141,64 @@ class SlotFiles(Part):
         try:
             async with asyncio.TaskGroup() as self._group:
                 while True:
-                    await self.reconcile()
-                    try:
-                        async with self._lock:
-                            await self._evict()
-                    except OSError as error:
-                        self._pause_saving(str(error))
-                    await asyncio.sleep(_TIDY_S)
+                    tidy_at_s = time.monotonic() + _TIDY_S
+                    await self._tidy()
+                    while (left_s := tidy_at_s - time.monotonic()) > 0:
+                        is_shared = self._persistence().store.shared is not None
+                        with suppress(TimeoutError):
+                            async with asyncio.timeout(
+                                min(left_s, _POLL_S) if is_shared else left_s
+                            ):
+                                await self._wake.wait()
+                        self._wake.clear()
+                        await self.look()
         finally:
             self._group = None
+
+    async def _tidy(self) -> None:
+        """Delete what is too old or has no manifest, and measure a shared directory."""
+        store = self._persistence().store
+        await self.look()
+        await self.reconcile()
+        try:
+            if store.shared:
+                await self.run(store.delete_partial)
+                await self._measure(store)
+            async with self._lock:
+                await self.evict()
+        except (OSError, AccessDenied) as error:
+            self._pause_saving(str(error))
+
+    async def look(self, limit_s: float | None = None) -> None:
+        """Take note of files that other daemons added to a shared directory, or deleted.
+
+        Does not wait for a directory that has not answered lately if there is a limit.
+        """
+        if not self._persistence().store.shared:
+            return
+        if self._looking is None or self._looking.done():
+            self._looking = self.start(self._look(), "look for slot files")
+        if self._looking and (limit_s is None or not self._is_silent):
+            await asyncio.wait({self._looking}, timeout=limit_s)
+
+    async def _look(self) -> None:
+        try:
+            has_changed, rooms_bytes = await self.run(self._persistence().store.poll)
+            self._shared_rooms_bytes, self._answered_at_s = rooms_bytes, time.monotonic()
+            if has_changed:
+                async with self._lock:
+                    await self._reconcile()
+                    await self.evict()
+        except (OSError, AccessDenied) as error:
+            self._pause_saving(str(error))
+
+    async def _measure(self, store: SlotStore) -> None:
+        """Measure how fast a shared directory is read, unless a restore did lately."""
+        if time.monotonic() - self._measured_at_s < _TIDY_S or not len(self.catalogue):
+            return
+        largest = max(self.catalogue.files(), key=lambda entry: entry.manifest.size_bytes)
+        if measured := await self.run(store.measure_read, largest.manifest):
+            self.note_read(*measured)
 
     def metrics(self) -> Iterator[Metric]:
         """Yield the number and size of each model's files."""
@@ -117,6 +233,7 @@ class SlotFiles(Part):
     def check_keys(self) -> None:
         """Read the files again whose keys new settings added or removed."""
         persistence = self._persistence()
+        self._wake.set()
         if persistence.problem:
             self._emit("slots.key_unusable", reason=persistence.problem)
         if names := self.catalogue.find_key_changes(persistence.store.content.is_readable):
@@ -140,9 +257,11 @@ class SlotFiles(Part):
 
     def _has_room(self, size_bytes: float) -> bool:
         try:
-            rooms_bytes = self._persistence().store.rooms_bytes()
-        except OSError:  # not made yet, or gone: the next save makes it
-            return True
+            rooms_bytes = self.rooms_bytes
+        except OSError as error:  # not made yet, or gone: the next save makes it
+            if is_shared := self._persistence().store.shared is not None:
+                self._pause_saving(str(error))
+            return not is_shared
         full = next((name for name, room in rooms_bytes.items() if size_bytes > room), "")
         if full and self._room_pause.begin():  # it pauses only warnings: a smaller file may fit
             room, needed = size(max(0, rooms_bytes[full])), size(round(size_bytes))
@@ -174,18 +293,18 @@ class SlotFiles(Part):
 
     async def turns(self) -> Turns:
         """Return the turns of each file on disk, by its name."""
-        return turns_of(await asyncio.to_thread(self._persistence().store.list_saved))
+        return turns_of(await self.run(self._persistence().store.list_saved))
 
     async def forget(self, names: Collection[str], turns: Collection[int]) -> list[Manifest]:
         """Delete files by name, and those of a conversation; return the deleted ones."""
         await self.settle()
         async with self._lock:
             store = self._persistence().store
-            saved = await asyncio.to_thread(store.list_saved)
+            saved = await self.run(store.list_saved)
             found = {*names, *find_conversation(turns_of(saved), turns)[0]}
             gone = [manifest for manifest in saved if manifest.name in found]
             self.catalogue.remove(manifest.name for manifest in gone)
-            await asyncio.to_thread(store.forget_files, gone)
+            await self.run(store.forget_files, gone)
             return gone
 
     async def forget_model(self, model: str | None) -> list[Manifest]:
@@ -197,7 +316,7 @@ class SlotFiles(Part):
                 entry.manifest.name for entry in all_files if model in {None, entry.manifest.model}
             ]
             self.catalogue.remove(gone)
-            return await asyncio.to_thread(self._persistence().store.forget, model)
+            return await self.run(self._persistence().store.forget, model)
 
     async def _store(self, spooled: SpooledFile, failed: Callable[[str], None]) -> Manifest | None:
         try:
@@ -213,14 +332,14 @@ class SlotFiles(Part):
         """Store a file, delete those it replaces; return its manifest, why the disk is slow."""
         new, budget = spooled.unverified, spooled.budget
         others = [] if new.fingerprint else self.catalogue.unidentified(new)
-        (manifest, replaced), duration_s = await asyncio.to_thread(
+        (manifest, replaced), duration_s = await self.run(
             _run_timed, spooled.store.add, spooled.path, new, others, budget.tokens_min
         )
         if manifest is not None:
             known = self.catalogue.add(manifest).file
             names = self.catalogue.find_replaced(known, budget.tokens_min)
             await self._delete([*names, *(file.name for file in replaced)])
-            await self._evict()
+            await self.evict()
         return manifest, self.limits.note_stored(new.size_bytes, duration_s)
 
     async def delete(self, names: Iterable[str]) -> None:
@@ -230,7 +349,7 @@ class SlotFiles(Part):
 
     async def _delete(self, names: Iterable[str]) -> None:
         if gone := self.catalogue.remove(names):
-            await asyncio.to_thread(self._persistence().store.drop, gone)
+            await self.run(self._persistence().store.drop, gone)
 
     async def _reconcile(self) -> None:
         persistence, known = self._persistence(), self.catalogue.names
@@ -238,11 +357,10 @@ class SlotFiles(Part):
             self.catalogue.remove(known)
         there, new, invalid = set[str](), list[Manifest](), list[QuarantinedFile]()
         if persistence.is_on:
-            there, new, invalid = await asyncio.to_thread(
-                persistence.store.read_new, self.catalogue.names
-            )
+            there, new, invalid = await self.run(persistence.store.read_new, self.catalogue.names)
         gone = self.catalogue.remove(known - there)
-        if gone and persistence.is_on and self._read_from is not None:
+        is_own = persistence.is_on and persistence.store.shared is None
+        if gone and is_own and self._read_from is not None:
             self._emit("slots.files_missing", files=len(gone))
         is_readable = persistence.store.content.is_readable
         for count, manifest in enumerate(new, 1):
@@ -256,9 +374,23 @@ class SlotFiles(Part):
             self._emit("slots.quarantined", model=model, file=file, reason=reason)
         self._read_from = persistence
 
-    async def _evict(self) -> None:
-        evicted = to_evict(self.catalogue.files(), self.budget, datetime.now(tz=UTC))
-        await self._delete(entry.file.name for entry in evicted)
+    async def evict(self) -> None:
+        """Delete what exceeds the limits; in a shared directory, what this daemon is in charge of.
+
+        There the restores of a single daemon do not count, so that all choose the same files.
+        """
+        store, found = self._persistence().store, self.catalogue.files()
+        if store.shared:
+            found = [replace(entry, restored_tokens=0.0) for entry in found]
+        evicted = [
+            entry.manifest
+            for entry in to_evict(found, self.budget, datetime.now(tz=UTC))
+            if store.shared is None or store.shared.is_in_charge(entry.file.name)
+        ]
+        used = await self.run(store.find_used, evicted) if store.shared and evicted else {}
+        for name, used_at in used.items():
+            self.catalogue.note_use(name, used_at)
+        await self._delete(manifest.name for manifest in evicted if manifest.name not in used)
 
 
 def _run_timed(work: Callable[..., Result], *given: object) -> tuple[Result, float]:

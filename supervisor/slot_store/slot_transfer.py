@@ -16,6 +16,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -37,7 +38,7 @@ from supervisor.engine.client import (
 )
 from supervisor.plan.plan import Plan
 from supervisor.slot_store import policy
-from supervisor.slot_store.file_index import CataloguedFile
+from supervisor.slot_store.file_index import CataloguedFile, is_prefix
 from supervisor.slot_store.manifest import CacheKey, Manifest
 from supervisor.slot_store.save_limits import SpooledFile
 from supervisor.slot_store.slot_file import InvalidSlotFile, SlotFileMissing, SlotKeyMissing
@@ -86,7 +87,7 @@ def _worth_saving(
         saved_tasks,
         task.files.budget,
         token_bytes=2 * values + _TOKEN_EXTRA_BYTES,  # a cache is rarely wider than f16
-        room_bytes=task.store.room_bytes(),
+        room_bytes=min(task.files.rooms_bytes.values()),
         key=task.key,
     )
 
@@ -133,6 +134,7 @@ async def write(
         fingerprint=text,
         saved_at=datetime.now(tz=UTC),
         used_at=used_at,
+        daemon=task.store.shared.daemon if task.store.shared else "",
     )
     return SpooledFile(spooled, manifest, written.duration_s, task.store, task.budget)
 
@@ -176,7 +178,7 @@ async def _try_restore(
 ) -> RestoreOutcome | None:
     """Try the shortest conversation without pictures; None if there is none."""
     for entry in sorted(files, key=attrgetter("file.tokens")):
-        tokens = await asyncio.to_thread(_text, task, entry.manifest)
+        tokens = await task.files.run(_text, task, entry.manifest)
         if tokens and await restore_file(task, client, entry, id_slot):
             found = await client_module.cached_tokens(client, id_slot, (*tokens, tokens[-1]))
             await client_module.erase(client, id_slot)
@@ -270,8 +272,9 @@ async def _empty_spool(task: SlotTask, spool: Path) -> None:
 
 
 def _to_restore(task: SlotTask, found: Sequence[SlotState]) -> list[CataloguedFile]:
+    files, store = task.files.catalogue.files(), task.store
     return policy.to_restore(
-        task.files.catalogue.files(),
+        [entry for entry in files if is_prefix(entry.file) or store.is_ours(entry.manifest)],
         task.key_digest,
         replica=task.replica,
         most=len(found),
@@ -304,7 +307,7 @@ async def _read_file(
     link: Path | None = None
     spool, began_at_s = task.spool(), time.monotonic()
     try:
-        link = await check_out(task.store, manifest, spool, task.key)
+        link = await _check_out_in_time(task, manifest, spool)
         expected = SlotFileInfo(manifest.tokens, link.stat().st_size)
         verified_s = time.monotonic() - began_at_s
         if has_draft_cache(task.plan.memory_inputs.chosen):
@@ -335,14 +338,30 @@ async def _read_file(
     return None
 
 
-async def check_out(store: SlotStore, manifest: Manifest, spool: Path, key: CacheKey) -> Path:
+async def _check_out_in_time(task: SlotTask, manifest: Manifest, spool: Path) -> Path:
+    files, began_at_s = task.files, time.monotonic()
+    try:
+        async with asyncio.timeout(files.read_limit_s(manifest.size_bytes)):
+            link = await check_out(task.store, manifest, spool, task.key, files.threads)
+    except TimeoutError as error:
+        read_s = time.monotonic() - began_at_s
+        files.note_read(manifest.size_bytes, read_s)
+        reason = f"reading a file in {task.store.root} was given up after {read_s:.1f} s"
+        raise OSError(reason) from error
+    files.note_read(manifest.size_bytes, time.monotonic() - began_at_s)
+    return link
+
+
+async def check_out(
+    store: SlotStore, manifest: Manifest, spool: Path, key: CacheKey, threads: Executor
+) -> Path:
     """Verify a file in a thread, as `SlotStore.check_out`.
 
     A thread cannot be cancelled: the file that it makes after that is deleted, not left for
     `_empty_spool`, which would take it for one that ended an engine.
     """
     loop = asyncio.get_running_loop()
-    checking = loop.run_in_executor(None, store.check_out, manifest, spool, key)
+    checking = loop.run_in_executor(threads, store.check_out, manifest, spool, key)
     try:
         return await asyncio.shield(checking)
     except asyncio.CancelledError:
@@ -357,4 +376,4 @@ def _discard(checking: asyncio.Future[Path]) -> None:
 
 async def _quarantine(task: SlotTask, manifest: Manifest, reason: str) -> None:
     task.files.catalogue.remove([manifest.name])
-    task.emit_quarantined(await asyncio.to_thread(task.store.quarantine_file, manifest, reason))
+    task.emit_quarantined(await task.files.run(task.store.quarantine_file, manifest, reason))

@@ -6,6 +6,9 @@
     slots/quarantine/                        invalid files, for some days
     slots/outcomes.json                      whether engines used their first restored slot
 
+Several daemons may share the saved slots and the quarantine, by `slots_directory`; see
+`shared_directory`. Then a file that is gone or cannot be read says nothing about its content.
+
 File names are random; a model's directory has its name, which the settings checked. A file appears
 by rename, whole and on the disk, and its manifest after it: a file without a manifest does not
 count. Commands may use the directory beside a daemon, whose `Catalogue` holds it in memory. All
@@ -27,6 +30,7 @@ import json
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -38,8 +42,16 @@ from attrs import define
 
 from supervisor.engine.client import SlotFileInfo
 from supervisor.slot_store.encryption import PLAIN, SlotContent
-from supervisor.slot_store.manifest import CacheKey, Manifest, ManifestInvalid, dump, load
+from supervisor.slot_store.manifest import (
+    OTHER_FORMAT,
+    CacheKey,
+    Manifest,
+    ManifestInvalid,
+    dump,
+    load,
+)
 from supervisor.slot_store.policy import is_redundant
+from supervisor.slot_store.shared_directory import SharedDirectory
 from supervisor.slot_store.slot_file import (
     InvalidSlotFile,
     SlotFileHeader,
@@ -49,7 +61,7 @@ from supervisor.slot_store.slot_file import (
     refit,
 )
 from supervisor.system import files
-from supervisor.system.files import write_atomic
+from supervisor.system.files import open_regular, write_atomic
 from supervisor.system.paths import file_name, is_ours, make_private, name_of_file
 
 _ENTRIES_MAX: Final = 64
@@ -127,7 +139,7 @@ class Quarantine:
         make_private(self._root.parent)
         make_private(self._root)
         for path in paths:
-            if path.exists():
+            with suppress(FileNotFoundError):
                 path.replace(self._root / path.name)
         self.limit()
 
@@ -138,9 +150,9 @@ class Quarantine:
         """Delete files that are too old, and the oldest beyond the number of files or bytes."""
         oldest_at = (datetime.now(tz=UTC) - self._max_age).timestamp()
         left_bytes = self._max_bytes
-        newest_first = sorted(self._files(), key=lambda path: -path.lstat().st_ctime)
-        for rank, path in enumerate(newest_first):
-            found = path.lstat()
+        there = [(path, path.lstat()) for path in self._files() if path.exists()]
+        newest_first = sorted(there, key=lambda entry: -entry[1].st_ctime)
+        for rank, (path, found) in enumerate(newest_first):
             left_bytes -= found.st_size
             if rank >= self._max_files or left_bytes < 0 or found.st_ctime < oldest_at:
                 path.unlink(missing_ok=True)
@@ -175,33 +187,44 @@ _DATA: Final = ".slot"
 _MANIFEST: Final = ".json"
 _DRAFT: Final = ".draft"
 # Free space to leave on the disk, independent of the budget.
-_RESERVE_BYTES: Final = 256 * 1024**2
+RESERVE_BYTES: Final = 256 * 1024**2
+DISK: Final = "the disk"
 _MEMORY_RESERVE_BYTES: Final = 16 * 1024**2
 _SPOOL: Final = "spool"
 _DISK_ERRORS: Final = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE}
 )
 _ENDINGS: Final = frozenset({_DATA, _MANIFEST})
+_SAMPLE_BYTES: Final = 8 * 1024**2
 
 
 class SlotStore:
     """The slot files of a data directory, which the first write makes, with mode 0700.
 
-    `content` encrypts the files, by default not; engines use `spool`, by default one in `root`.
+    `content` encrypts the files, by default not; engines use `spool`, by default one in `own`, the
+    directory of this daemon. The saved slots are in `own` too, unless they are `shared`.
     """
 
-    def __init__(self, root: Path, content: SlotContent = PLAIN, spool: Path | None = None) -> None:
-        self.root = root
+    def __init__(
+        self,
+        own: Path,
+        content: SlotContent = PLAIN,
+        spool: Path | None = None,
+        shared: SharedDirectory | None = None,
+    ) -> None:
+        self._own = own
+        self.root = shared.root if shared else own
+        self.shared = shared
         self.content = content
-        self._spool = spool or root / _SPOOL
+        self._spool = spool or own / _SPOOL
         self._is_spool_in_memory = spool is not None
-        self._kept = root / "kept"
-        self.quarantine = Quarantine(root / "quarantine")
-        self.outcomes = RestoreOutcomes(root)
+        self._kept = self.root / "kept"
+        self.quarantine = Quarantine(self.root / "quarantine")
+        self.outcomes = RestoreOutcomes(own)
 
     def spool(self, instance: str) -> Path:
         """Make the directory in which an engine writes and reads; raises AccessDenied."""
-        make_private(self.root)
+        make_private(self._own)
         make_private(self._spool)
         return make_private(self.spool_path(instance))
 
@@ -213,12 +236,26 @@ class SlotStore:
         return min(self.rooms_bytes().values())
 
     def rooms_bytes(self) -> dict[str, int]:
-        """Return the free bytes of the disk, and of the spool if that is in memory, by name."""
-        rooms = {"the disk": shutil.disk_usage(self.root).free - _RESERVE_BYTES}
+        """Return the free bytes of the disk, and of the spool if that is elsewhere, by name."""
+        rooms = {DISK: shutil.disk_usage(self.root).free - RESERVE_BYTES}
         if self._is_spool_in_memory:
             free_bytes = shutil.disk_usage(self._spool).free
             rooms[f"the memory of {self._spool}"] = free_bytes - _MEMORY_RESERVE_BYTES
+        elif self.shared:
+            free_bytes = shutil.disk_usage(self._own).free
+            rooms[f"the disk of {self._own}"] = free_bytes - RESERVE_BYTES
         return rooms
+
+    def poll(self) -> tuple[bool, dict[str, int]]:
+        """Show other daemons that this one is alive; raises as `SharedDirectory.beat`.
+
+        Returns whether they may have added or deleted files, and `rooms_bytes`.
+        """
+        has_changed = False
+        if self.shared:
+            self.shared.beat()
+            has_changed = self.shared.has_changed([self._kept, *self._directories(None)])
+        return has_changed, self.rooms_bytes()
 
     def list_saved(self, model: str | None = None) -> list[Manifest]:
         """Return the valid manifests of a model, or of all."""
@@ -232,6 +269,32 @@ class SlotStore:
         with suppress(OSError):
             set_time(self._path(manifest).with_suffix(_MANIFEST), now)
 
+    def is_ours(self, manifest: Manifest) -> bool:
+        """Return whether this daemon saved a file, or it is left to it."""
+        return self.shared is None or self.shared.owns(manifest.name, manifest.daemon)
+
+    def find_used(self, manifests: Iterable[Manifest]) -> dict[str, datetime]:
+        """Return the files that another daemon used since their manifests were read, and when."""
+        found = {}
+        for manifest in manifests:
+            now = read_manifest(self._path(manifest).with_suffix(_MANIFEST))
+            if isinstance(now, Manifest) and now.used_at > manifest.used_at:
+                found[manifest.name] = now.used_at
+        return found
+
+    def measure_read(self, manifest: Manifest) -> tuple[int, float] | None:
+        """Read the beginning of a file; return its bytes and the seconds; None if it is gone.
+
+        What memory holds of the file is read from the disk again.
+        """
+        with suppress(FileNotFoundError), open_regular(self._path(manifest)) as file:
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            began_at_s = time.monotonic()
+            read_bytes = len(file.read(_SAMPLE_BYTES))
+            return (read_bytes, time.monotonic() - began_at_s) if read_bytes else None
+        return None
+
     def read_new(
         self, known: Collection[str]
     ) -> tuple[set[str], list[Manifest], list[QuarantinedFile]]:
@@ -239,6 +302,8 @@ class SlotStore:
         paths = list(self._manifests(None))
         found = [read_manifest(path) for path in paths if path.stem not in known]
         invalid = [file for file in found if isinstance(file, tuple)]
+        if self.shared:  # daemons of a later version may write these
+            invalid = [file for file in invalid if file[-1] != OTHER_FORMAT]
         for file in invalid:
             self._quarantine(*file[:2])
         new = [
@@ -311,7 +376,9 @@ class SlotStore:
             kind = InvalidSlotFile if path.with_suffix(_MANIFEST).exists() else SlotFileMissing
             raise kind("it is gone") from error
         except OSError as error:
-            if error.errno in _DISK_ERRORS:
+            if error.errno == errno.ESTALE:  # another machine deleted it
+                raise SlotFileMissing("it is gone") from error
+            if error.errno in _DISK_ERRORS or self.shared:
                 raise
             raise InvalidSlotFile(f"it cannot be read: {error.strerror}") from error
         finally:
@@ -337,8 +404,10 @@ class SlotStore:
     def forget(self, model: str | None = None) -> list[Manifest]:
         """Delete and return the saved files of a model, or of all; empty the quarantine."""
         found = self.list_saved(model)
-        for directory in self._directories(model):
-            shutil.rmtree(directory)
+        self.drop(found)
+        if not self.shared:
+            for directory in self._directories(model):
+                shutil.rmtree(directory)
         self.quarantine.empty()
         self.outcomes.forget(model)
         return found
@@ -348,19 +417,29 @@ class SlotStore:
         for partial in self._spool.glob("*/*.new"):
             partial.unlink(missing_ok=True)
         if self._is_spool_in_memory:
-            shutil.rmtree(self.root / _SPOOL, ignore_errors=True)
+            shutil.rmtree(self._own / _SPOOL, ignore_errors=True)
+        if not self.shared:
+            self.delete_partial()
+
+    def delete_partial(self) -> None:
+        """Delete files without a manifest; of a shared directory, those that nobody writes."""
         for directory in self._directories(None):
             for path in directory.iterdir():
-                if not path.with_suffix(_MANIFEST).exists() or path.suffix not in _ENDINGS:
+                if path.with_suffix(_MANIFEST).exists() and path.suffix in _ENDINGS:
+                    continue
+                if self.shared is None or self.shared.is_abandoned(path):
                     path.unlink(missing_ok=True)
-            with suppress(OSError):  # it is not empty
-                directory.rmdir()
+            if not self.shared:
+                with suppress(OSError):  # it is not empty
+                    directory.rmdir()
         self.quarantine.limit()
 
-    def empty_memory(self) -> None:
+    def close(self) -> None:
         """Delete the spool if it is in memory. Call this after the last engine has ended."""
         if self._is_spool_in_memory:
             shutil.rmtree(self._spool, ignore_errors=True)
+        if self.shared:
+            self.shared.end()
 
     def _directories(self, model: str | None) -> Iterator[Path]:
         if is_ours(self._kept):

@@ -14,9 +14,10 @@ from supervisor.errors import AccessDenied, SettingsInvalid
 from supervisor.events import Emit
 from supervisor.plan.plan import Plan
 from supervisor.settings.schema import SupervisorSettings
-from supervisor.slot_store.encryption import SlotContent, SlotKey, read_key_ring
+from supervisor.slot_store.encryption import PLAIN, SlotContent, SlotKey, read_key_ring
 from supervisor.slot_store.manifest import cache_key
 from supervisor.slot_store.policy import DiskBudget, auto_budget_bytes, unsupported_reason
+from supervisor.slot_store.shared_directory import SharedDirectory
 from supervisor.slot_store.store import RestoreOutcome, SlotStore
 from supervisor.system.files import memory_directory
 from supervisor.system.paths import Directories
@@ -53,16 +54,20 @@ class SlotPersistence:
     def outcome(self, plan: Plan) -> RestoreOutcome | None:
         return self.store.outcomes.get(cache_key(plan))
 
-    def budget(self, used_bytes: int | None = None) -> DiskBudget:
-        """Return the limits with the size of now; `used_bytes`: of all slot files, if known."""
+    def budget(self, used_bytes: int | None = None, free_bytes: int | None = None) -> DiskBudget:
+        """Return the limits with the size of now.
+
+        `used_bytes` is the size of all slot files, `free_bytes` what the disk has, if known.
+        """
         if not self.limits.is_auto:
             return self.limits
         if used_bytes is None:
             used_bytes = sum(manifest.size_bytes for manifest in self.store.list_saved())
-        root = self.store.root
-        there = next(path for path in (root, *root.parents) if path.exists())
-        size_bytes = auto_budget_bytes(shutil.disk_usage(there).free, used_bytes)
-        return replace(self.limits, size_bytes=size_bytes)
+        if free_bytes is None:
+            root = self.store.root
+            there = next(path for path in (root, *root.parents) if path.exists())
+            free_bytes = shutil.disk_usage(there).free
+        return replace(self.limits, size_bytes=auto_budget_bytes(free_bytes, used_bytes))
 
     def _unsupported_reason(self, plan: Plan) -> str | None:
         return unsupported_reason(plan) if self.is_on else "persist_slots is false"
@@ -106,7 +111,7 @@ def slot_persistence(directories: Directories, settings: SupervisorSettings) -> 
         except SettingsInvalid as error:
             problem = error.message
     return SlotPersistence(
-        store=SlotStore(_root(directories), SlotContent(keys), spool),
+        store=store_in(directories, settings, SlotContent(keys), spool),
         is_on=settings.persist_slots,
         limits=DiskBudget(
             0 if settings.slots_disk_budget == "auto" else settings.slots_disk_budget,
@@ -120,9 +125,13 @@ def slot_persistence(directories: Directories, settings: SupervisorSettings) -> 
     )
 
 
-def store_in(directories: Directories) -> SlotStore:
-    return SlotStore(_root(directories))
-
-
-def _root(directories: Directories) -> Path:
-    return directories.data / "slots"
+def store_in(
+    directories: Directories,
+    settings: SupervisorSettings,
+    content: SlotContent = PLAIN,
+    spool: Path | None = None,
+) -> SlotStore:
+    own, shared = directories.data / "slots", None
+    if root := settings.slots_directory:
+        shared = SharedDirectory(root, own)
+    return SlotStore(own, content, spool, shared)

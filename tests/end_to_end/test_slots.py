@@ -6,13 +6,16 @@ import os
 import random
 import signal
 import urllib.request
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+import pytest
 from support.corral_cli import CorralCli, until
+from support.fork_server import ForkServer
 
 WORDS = ("river", "stone", "cloud", "window", "garden", "paper", "silver", "engine", "music")
 SMALL = "[models.chat.flags]\nthreads = 1\nctx-size = 8192\nparallel = 2\n"
@@ -191,3 +194,31 @@ def test_a_replacement_restores_the_slots_of_its_predecessor(
     assert corral.data("reload")["changed"] == ["chat.0"]
     _, warm = turn(corral, messages)
     assert warm["cache_n"] > 0.9 * cold["prompt_n"]
+
+
+@pytest.fixture
+def other(tmp_path_factory: pytest.TempPathFactory, fork_server: ForkServer) -> Iterator[CorralCli]:
+    other = CorralCli(tmp_path_factory.mktemp("c"), fork_server)
+    yield other
+    other.end()
+
+
+def test_daemons_that_share_a_directory_continue_conversations_of_each_other(
+    corral: CorralCli, other: CorralCli, tiny_model: Path, tmp_path: Path
+) -> None:
+    for daemon in (corral, other):
+        configure(daemon, tiny_model, f'[supervisor]\nslots_directory = "{tmp_path / "shared"}"')
+        daemon.serve()
+    messages, first = turn(corral, [{"role": "user", "content": " ".join(WORDS * 20)}])
+    corral.ok("stop")
+    messages[-1]["content"] = " ".join(reversed(WORDS * 20))
+    messages, second = turn(other, messages)
+    assert second["cache_n"] >= first["prompt_n"]
+
+    corral.serve()  # it begins with its own file, of the first turn
+    other.ok("slots", "save")
+    other.kill()
+    _, third = turn(corral, messages)
+    assert third["cache_n"] >= second["cache_n"] + second["prompt_n"]
+    (saved,) = corral.data("slots", "save")  # the file of the latest turn replaces the others
+    assert saved["tokens"] > third["cache_n"]

@@ -319,6 +319,9 @@ class _Engine:
         self._slots[id_slot].text = text = self._files[name]
         return await self._transfer(_tokens(text))
 
+    async def look(self, _instance: str, /) -> None:
+        return
+
     async def _transfer(self, tokens: int) -> Transfer:
         size_bytes, done = tokens * _TOKEN_BYTES, asyncio.Event()
         duration_s = _TRANSFER_S + size_bytes / _BYTES_PER_S

@@ -17,6 +17,9 @@ class Storage:
     async def restore(self, _instance: str, _slot: int, _name: str, /) -> Transfer | None:
         return None
 
+    async def look(self, _instance: str, /) -> None:
+        return
+
     async def save(
         self, _instance: str, _slot: int, _tokens: int, _what: ConversationFingerprint, /
     ) -> Transfer | None:

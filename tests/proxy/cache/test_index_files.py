@@ -91,7 +91,7 @@ def test_a_file_that_takes_as_long_to_read_is_worth_nothing() -> None:
     index = begun()
     file = SlotFile("f", "key", 340, 4_000_000, ConversationFingerprint(FIRST.turn_hashes))
     index.files.add(file)
-    index.files.set_restore_cost("key", 400 / 4_000_000)
+    index.files.set_restore_cost("key", 400 / 500 / 4_000_000)
     assert index.look_up(NEXT, None).saved == []
 
 

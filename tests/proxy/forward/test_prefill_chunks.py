@@ -283,6 +283,9 @@ class Storage:
     async def restore(self, _instance: str, _slot: int, _name: str, /) -> Transfer | None:
         return None
 
+    async def look(self, _instance: str, /) -> None:
+        return
+
 
 async def begin(proxy: ProxyHarness, engine: Engine, storage: Storage) -> None:
     """Admit two instances that can use each other's slot files."""

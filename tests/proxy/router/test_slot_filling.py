@@ -85,6 +85,9 @@ class Storage:
             return None
         return TRANSFER
 
+    async def look(self, _instance: str, /) -> None:
+        return
+
 
 @pytest.fixture
 async def storage(request: pytest.FixtureRequest) -> AsyncIterator[Storage]:

@@ -44,6 +44,9 @@ class Disk:
     async def restore(self, _instance: str, _slot: int, _name: str, /) -> Transfer | None:
         return None
 
+    async def look(self, _instance: str, /) -> None:
+        return
+
     @property
     def slots(self) -> list[int]:
         return [id_slot for _, id_slot in self.began]

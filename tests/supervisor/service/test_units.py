@@ -57,6 +57,14 @@ def test_keys_are_credentials_and_the_daemon_reads_the_copies() -> None:
     assert f'Environment="CORRAL_NODES={nodes}"' in unit
 
 
+def test_a_shared_slot_directory_is_mounted_and_writable() -> None:
+    shared = {"slots_directory": "/mnt/50%/slots"}
+    assert {"RequiresMountsFor=/mnt/50%%/slots", "ReadWritePaths=/mnt/50%%/slots"} <= {
+        *lines(facts(supervisor=shared))
+    }
+    assert "/mnt" not in service_unit(facts("user", supervisor=shared))
+
+
 @pytest.mark.parametrize(
     ("model", "protection"),
     [("/srv/a.gguf", "yes"), ("/home/me/a.gguf", "read-only"), ("/root/a.gguf", "read-only")],

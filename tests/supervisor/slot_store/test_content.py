@@ -166,11 +166,11 @@ def test_what_engines_left_on_the_disk_is_deleted(tmp_path: Path) -> None:
     store.clean_up()
     assert not left.exists()
     (store.spool("chat.0") / "half.new").write_bytes(b"text")
-    store.empty_memory()
+    store.close()
     assert not (tmp_path / "memory").exists()
     plain = SlotStore(tmp_path / "slots")
     plain.spool("chat.0")
-    plain.empty_memory()
+    plain.close()
     assert plain.spool_path("chat.0").exists()
 
 

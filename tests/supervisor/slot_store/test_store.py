@@ -1,6 +1,7 @@
 import asyncio
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -69,7 +70,7 @@ def test_check_out_links_a_verified_file(store: SlotStore) -> None:
 async def test_a_cancelled_check_leaves_nothing_in_the_spool(store: SlotStore) -> None:
     first, spool = put(store, 1000), store.spool("chat.0")
     may_end, is_checking = threading.Event(), asyncio.Event()
-    loop = asyncio.get_running_loop()
+    loop, threads = asyncio.get_running_loop(), ThreadPoolExecutor(1)
 
     class Slow(SlotStore):
         def check_out(self, manifest: Manifest, spool: Path, key: CacheKey) -> Path:
@@ -78,13 +79,13 @@ async def test_a_cancelled_check_leaves_nothing_in_the_spool(store: SlotStore) -
             return super().check_out(manifest, spool, key)
 
     async with asyncio.TaskGroup() as group:
-        work = check_out(Slow(store.root), first, spool, first.identity)
+        work = check_out(Slow(store.root), first, spool, first.identity, threads)
         checking = group.create_task(work)
         await is_checking.wait()
         checking.cancel()
     before = list(spool.iterdir())
     may_end.set()
-    await loop.shutdown_default_executor()
+    await loop.run_in_executor(None, threads.shutdown)
     await asyncio.sleep(0)
     assert before == list(spool.iterdir()) == []
 
