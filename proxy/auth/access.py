@@ -26,7 +26,7 @@ from aiohttp import web
 
 from proxy.auth.api_keys import KEY, OPEN_PATHS, ApiKeys
 from proxy.auth.keys_file import Key
-from proxy.auth.sessions import PAGE_TOKEN, Sessions, SignedIn, session_id_of
+from proxy.auth.sessions import OWNER, PAGE_TOKEN, Sessions, SignedIn, session_id_of
 from proxy.common.toml_types import is_loopback
 from proxy.errors import (
     BadRequest,
@@ -127,10 +127,7 @@ def check_may_use_tools(request: web.BaseRequest) -> None:
     It may run any command, so `allowed_origins` and an admin's key do not suffice. Without keys, it
     must come from this machine and not through a reverse proxy.
     """
-    origin = request.headers.get("Origin")
-    is_own = origin is None or _is_own(origin, request.headers.get("Host", ""))
-    if not is_own or not _sites(request) <= {"same-origin", "none"}:
-        raise Forbidden("a web page of another origin may not use the tools of an engine")
+    _check_own_origin(request, "use the tools of an engine")
     key = request[KEY]
     if key is not None and not key.tools:
         raise Forbidden(
@@ -141,6 +138,28 @@ def check_may_use_tools(request: web.BaseRequest) -> None:
             "without an API key only programs of this machine may use the tools of an engine; "
             "`corral key add NAME --tools` creates a key"
         )
+
+
+def check_may_edit_settings(request: web.BaseRequest) -> None:
+    """Check that a request may read and write the settings file.
+
+    The file names programs that the daemon runs, so an admin's key does not suffice: it must be
+    one of `corral ui`, which this user has run, or have `tools`. Raises SessionRequired, Forbidden.
+    """
+    key = check_admin(request)
+    _check_own_origin(request, "edit corral.toml")
+    if key is not OWNER and not key.tools:
+        raise Forbidden(
+            f"API key {key.name!r} may not edit corral.toml, which names programs to run: sign in "
+            "with `corral ui`, or set tools = true in the keys file"
+        )
+
+
+def _check_own_origin(request: web.BaseRequest, purpose: str) -> None:
+    origin = request.headers.get("Origin")
+    is_own = origin is None or _is_own(origin, request.headers.get("Host", ""))
+    if not is_own or not _sites(request) <= {"same-origin", "none"}:
+        raise Forbidden(f"a web page of another origin may not {purpose}")
 
 
 def _is_from_this_machine(request: web.BaseRequest) -> bool:

@@ -35,7 +35,7 @@ _TOKENS_MAX: Final = 16
 _SESSIONS_MAX: Final = 64
 _PAGES_MAX: Final = 16  # of one session
 # A keys file cannot have this name.
-_OWNER: Final = Key("(dashboard)", b"", admin=True)
+OWNER: Final = Key("(dashboard)", b"", admin=True)
 
 
 @dataclass(slots=True)
@@ -101,7 +101,7 @@ class Sessions:
         if page_digest not in pages:
             raise SessionTokenRequired
         page = pages.pop(page_digest)
-        client = self._keys.find_key(page.key) if page.key else _OWNER
+        client = self._keys.find_key(page.key) if page.key else OWNER
         if client is None or not client.admin:
             return None
         page.used_at_s = now_s

@@ -6,8 +6,8 @@ becomes a file's path.
 
 The page sends commands on models, forgets conversations, and reads logs and settings of client
 programs; its view of the models on this machine is in `machine_models`, searches and downloads are
-in `hub`. Signing in exchanges a one-time token, or an admin's API key, for a session: its id is in
-a cookie, its page token in the answer.
+in `hub`, the editor of the settings is in `settings_file`. Signing in exchanges a one-time token,
+or an admin's API key, for a session: its id is in a cookie, its page token in the answer.
 
 Source: W3C Content Security Policy Level 3; WHATWG Fetch, section 3.7 on
 `Cross-Origin-Resource-Policy`.
@@ -37,6 +37,7 @@ from proxy.dashboard.host import DashboardHost, Verb
 from proxy.dashboard.hub import HubEndpoint
 from proxy.dashboard.live import LiveEndpoint, LiveState, lines_of
 from proxy.dashboard.machine_models import MachineModelsEndpoint
+from proxy.dashboard.settings_file import SettingsFileEndpoint
 from proxy.dashboard.state import INTERVAL_S
 from proxy.endpoints.feature import Core, Feature
 from proxy.endpoints.requests import Requests
@@ -147,6 +148,7 @@ class Dashboard(Feature):
         LiveEndpoint(self._live, self._host, self._core, self._is_admin).add_routes(routes)
         MachineModelsEndpoint(self._host.machine_models, self._core).add_routes(routes)
         HubEndpoint(self._host.hub, self._core).add_routes(routes)
+        SettingsFileEndpoint(self._host.settings_file, self._core).add_routes(routes)
         for verb in get_args(Verb):
             routes.add(f"/corral/v1/models/{{id}}/{verb}", post=self._command(verb))
         routes.add("/corral/v1/caches", get=self.caches)

@@ -88,10 +88,32 @@ class MachineModels(Protocol):
         Raises UnknownModel; BadRequest: there is no such profile; Conflict: it cannot be planned.
         """
 
-    async def start(self, model: str, options: StartOptions, /) -> None:
+    async def start(self, model: str, options: StartOptions, /, *, save: bool) -> None:
         """Begin to start a model; a running one restarts with the options.
 
-        They hold until the daemon ends. Raises as `plan`; Unavailable: the daemon is stopping.
+        They hold until the daemon ends, unless `save` writes them to the settings file. Raises as
+        `plan`; Unavailable: the daemon is stopping.
+        """
+
+
+class SettingsFile(Protocol):
+    """The settings file that the daemon has read; all raise NotFound if there is none."""
+
+    async def read(self) -> Mapping[str, object]:
+        """Return its `path`, its `text`, and the `etag` of its content; raises Conflict."""
+
+    async def check(self, text: str, /) -> Mapping[str, object]:
+        """Return the `problems` of a text, each with `line` (or None) and `message`.
+
+        Without problems, also the replicas that a reload would have `added`, `removed`, `changed`
+        and `kept`, and `notes`. Raises BadRequest: the text is too long; Unavailable: a reload
+        runs.
+        """
+
+    async def save(self, text: str, etag: str, /) -> Mapping[str, object]:
+        """Write a text without problems, and begin a reload; return as `check`, and the new `etag`.
+
+        Raises as `check`; Conflict: the content is no longer that of `etag`, or cannot be written.
         """
 
 
@@ -121,8 +143,18 @@ class Download:
     error: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PinnedModel:
+    """A model that llama-corral knows by its checksum; `name` downloads it."""
+
+    name: str
+    description: str
+    size_bytes: int
+    license: str
+
+
 class Hub(Protocol):
-    """Searches Hugging Face, and downloads models from it."""
+    """Searches Hugging Face, and downloads models from it, and pinned models."""
 
     async def search(self, words: str, /) -> Sequence[Mapping[str, object]]:
         """Return repositories with the size of each quantisation, and whether it fits.
@@ -130,11 +162,21 @@ class Hub(Protocol):
         Raises ProxyError: the hub does not answer.
         """
 
+    async def fit(self, name: str, /) -> Mapping[str, object]:
+        """Plan the model that `download` would choose; return `name`, `fits`, and a clause `fit`.
+
+        Raises NotServed: the name is not on the hub; ProxyError: the hub does not answer, or none
+        of the repository's models fits.
+        """
+
+    def pinned(self) -> Sequence[PinnedModel]:
+        """Return the pinned models that are not on this machine."""
+
     def downloads(self) -> Sequence[Download]:
         """Return the latest downloads, in the order in which they began."""
 
     def download(self, name: str, /) -> None:
-        """Begin the download of OWNER/NAME or OWNER/NAME:QUANT, or continue it.
+        """Begin the download of OWNER/NAME, OWNER/NAME:QUANT or a pinned model, or continue it.
 
         Raises NotServed: the name is not on the hub; Conflict: it is running; Unavailable: too many
         are running, or the daemon is stopping.
@@ -170,6 +212,9 @@ class DashboardHost(Protocol):
 
     @property
     def machine_models(self) -> MachineModels: ...
+
+    @property
+    def settings_file(self) -> SettingsFile: ...
 
     @property
     def hub(self) -> Hub: ...

@@ -29,6 +29,7 @@ class HubEndpoint(Feature):
 
     def add_routes(self, routes: Routes) -> None:
         routes.add("/corral/v1/hub", get=self.search)
+        routes.add("/corral/v1/hub/fit", get=self.fit)
         routes.add(_DOWNLOADS, get=self.downloads, post=self.download)
         routes.add(f"{_DOWNLOADS}/cancel", post=self.cancel)
 
@@ -38,6 +39,11 @@ class HubEndpoint(Feature):
         if not words or len(words) > _WORDS_MAX:
             raise BadRequest(f"words must have 1 to {_WORDS_MAX} characters")
         return json_response({"repositories": await self._hub.search(words)})
+
+    async def fit(self, request: web.BaseRequest) -> web.Response:
+        """Say whether the model that the query names fits; raises as `Hub.fit`."""
+        check_admin(request)
+        return json_response(await self._hub.fit(request.query.get("name", "")))
 
     async def downloads(self, request: web.BaseRequest) -> web.Response:
         check_admin(request)
@@ -56,7 +62,10 @@ class HubEndpoint(Feature):
         return self._answer()
 
     def _answer(self) -> web.Response:
-        return json_response({"downloads": [asdict(found) for found in self._hub.downloads()]})
+        downloads, pinned = self._hub.downloads(), self._hub.pinned()
+        return json_response(
+            {"downloads": [*map(asdict, downloads)], "pinned": [*map(asdict, pinned)]}
+        )
 
     async def _name(self, request: web.BaseRequest) -> str:
         with self._core.bodies.share(client_of(request)) as share:

@@ -38,19 +38,22 @@ class MachineModelsEndpoint(Feature):
     async def plan(self, request: web.BaseRequest) -> web.Response:
         """Plan a model with the options in the body; raises as `MachineModels.plan`."""
         check_admin(request)
-        options = await self._options(request)
+        options = options_of(await self._members(request))
         return json_response(await self._models.plan(request[PATH_ID], options))
 
     async def start(self, request: web.BaseRequest) -> web.Response:
         """Start a model with the options in the body; raises as `MachineModels.start`."""
         check_admin(request)
-        model, options = request[PATH_ID], await self._options(request)
-        await self._models.start(model, options)
+        model, members = request[PATH_ID], await self._members(request)
+        save = members.get("save", False)
+        if not isinstance(save, bool):
+            raise BadRequest("save must be true or false")
+        await self._models.start(model, options_of(members), save=save)
         return json_response({"model": model, "verb": "start"})
 
-    async def _options(self, request: web.BaseRequest) -> StartOptions:
+    async def _members(self, request: web.BaseRequest) -> dict[str, Any]:
         with self._core.bodies.share(client_of(request)) as share:
-            return options_of(await read_members(request, share))
+            return await read_members(request, share)
 
 
 def options_of(members: dict[str, Any]) -> StartOptions:

@@ -2,5 +2,6 @@
 
 `models` lists, loads and unloads models, `slot_storage` prefills prompts and forgets conversations,
 `dashboard`, `machine_models`, `hub` and `ollama` serve those interfaces, `usage` records usage and
-reads records, `proxy_settings` checks `[proxy]` and applies changes of it.
+reads records, `proxy_settings` checks `[proxy]` and applies changes of it, `settings_file` checks
+all settings and edits their file.
 """

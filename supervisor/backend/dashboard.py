@@ -22,6 +22,7 @@ from supervisor import __version__
 from supervisor.backend.hub import HubAdapter
 from supervisor.backend.machine_models import MachineModelsAdapter
 from supervisor.backend.proxy_settings import Certificate
+from supervisor.backend.settings_file import SettingsFileAdapter
 from supervisor.backend.slot_storage import ConversationForgetter
 from supervisor.clients.programs import KEY_VARIABLE, Facts, Places, ServedModel, self_signed
 from supervisor.engine.log_file import follow, tail
@@ -129,6 +130,7 @@ _MEMORY_AGE_MAX_S: Final = 2.0
 @define(eq=False, slots=False)
 class DashboardHostAdapter:
     machine_models: MachineModelsAdapter
+    settings_file: SettingsFileAdapter
     hub: HubAdapter
     _fleet: Fleet
     _admission: AdmissionController

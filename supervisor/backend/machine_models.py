@@ -21,7 +21,7 @@ from supervisor.models.stored_model import StoredModel, kind_of
 from supervisor.plan import profile
 from supervisor.plan.fit import misfit_reason, need_text
 from supervisor.plan.plan import Plan
-from supervisor.settings.load import Loaded, read_models
+from supervisor.settings.load import FILE_NAME, Loaded, read_models
 from supervisor.settings.schema import FoundModel, ModelSettings
 from supervisor.settings.stored_models import StoredModels, table_of
 from supervisor.system.paths import Directories
@@ -49,7 +49,7 @@ class MachineModelsAdapter:
     async def plan(self, model: str, options: StartOptions) -> Mapping[str, object]:
         return await asyncio.to_thread(self._plan, model, options)
 
-    async def start(self, model: str, options: StartOptions) -> None:
+    async def start(self, model: str, options: StartOptions, *, save: bool) -> None:
         table = self._table_of(options)
         try:
             if model not in self._reload.settings.models:
@@ -60,8 +60,16 @@ class MachineModelsAdapter:
             elif table:
                 await _finish(self._reload.change(_changes(model, table)))
             self._admission.command("start", [model])
+            if save:
+                await asyncio.to_thread(self._save, model, table)
         except CorralError as error:
             raise proxy_error(error) from error
+
+    def _save(self, model: str, table: Table) -> None:
+        from supervisor.settings.edit import write_models  # noqa: PLC0415 (tomlkit takes memory)
+
+        loaded = self._reload.loaded
+        write_models(loaded.path or self._directories.config / FILE_NAME, loaded, [model], table)
 
     def _list(self) -> Mapping[str, object]:
         stored = self._stored()

@@ -58,9 +58,12 @@ async def command_envelope(words: Sequence[str], argument: str) -> dict[str, Any
     return found
 
 
-async def download(wanted: HubReference) -> AsyncGenerator[Progress, None]:
-    """Download a model of the hub; interrupted when the iteration ends. Raises CorralError."""
-    words = ["model", "get", "--lines", "--", str(wanted)]
+async def download(name: str) -> AsyncGenerator[Progress, None]:
+    """Download a model by `corral model get`; interrupted when the iteration ends.
+
+    Raises CorralError.
+    """
+    words = ["model", "get", "--lines", "--", name]
     async with aclosing(command_lines(words)) as lines:
         async for line in lines:
             if "error" in line:
@@ -162,7 +165,7 @@ class OllamaHostAdapter:
         try:
             yield Progress("pulling manifest")
             try:
-                async with aclosing(download(wanted)) as steps:
+                async with aclosing(download(str(wanted))) as steps:
                     async for step in steps:
                         yield step
             except CorralError as error:

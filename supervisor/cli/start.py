@@ -25,6 +25,7 @@ from supervisor.daemon.model_commands import follow, resolve_running, running_st
 from supervisor.engine.prompts import read
 from supervisor.output import CommandResult, colored, describe, table
 from supervisor.plan.loras import absolute
+from supervisor.settings.load import FILE_NAME
 from supervisor.system.daemon_lock import read_owner
 from supervisor.system.paths import Directories, directories
 
@@ -148,18 +149,11 @@ def _save(
 ) -> tuple[str, ...]:
     """Write models and changes of their settings to the settings file; return its new lines."""
     # It imports tomlkit, which takes 30 ms.
-    from supervisor.cli.config import write_values
+    from supervisor.settings.edit import write_models
 
     targets = choose(words, config, where)
-    values: dict[tuple[str, ...], Any] = {}
-    for name in targets.names:
-        if targets.loaded.origins.get(f"models.{name}.path") not in {"file", "environment"}:
-            values["models", name, "path"] = str(targets.loaded.settings.models[name].path)
-        if "profile" in changes:
-            values["models", name, "profile"] = changes["profile"]
-        for flag, value in changes.get("flags", {}).items():
-            values["models", name, "flags", flag] = value
-    return write_values(values, config) if values else ()
+    path = targets.loaded.path or where.config / FILE_NAME
+    return write_models(path, targets.loaded, targets.names, changes)
 
 
 def check_same(status: messages.DaemonStatus, config: Path | None, listen: str | None) -> None:

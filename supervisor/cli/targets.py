@@ -40,10 +40,15 @@ class Targets:
 
 
 def choose(
-    words: Sequence[str], config: Path | None, where: Directories, listen: str | None = None
+    words: Sequence[str],
+    config: Path | None,
+    where: Directories,
+    listen: str | None = None,
+    content: bytes | None = None,
 ) -> Targets:
+    """Read the settings, or `content` in place of their file, with models that the words add."""
     overrides: dict[str, Any] = {"proxy": {"listen": listen}} if listen else {}
-    loaded = load(config, config_dir=where.config, overrides=overrides)
+    loaded = load(config, config_dir=where.config, overrides=overrides, content=content)
     known, stored = loaded.settings.models, StoredModels(loaded.settings, where)
     taken = {name: model.path for name, model in known.items()}
     added: dict[str, _Target] = {}
@@ -53,7 +58,7 @@ def choose(
             taken[added[word].name] = added[word].path
     if added:
         overrides["models"] = {model.name: model.table for model in added.values()}
-        loaded = load(config, config_dir=where.config, overrides=overrides)
+        loaded = load(config, config_dir=where.config, overrides=overrides, content=content)
     loaded = stored.with_stored_models(loaded)
     if not (loaded.settings.models or loaded.settings.nodes):
         raise SettingsInvalid(

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable
 
 from proxy.app import App, Backend
 from proxy.endpoints.prometheus import Metrics
@@ -30,6 +29,7 @@ from supervisor.backend.hub import HubAdapter
 from supervisor.backend.machine_models import MachineModelsAdapter
 from supervisor.backend.models import LocalModels
 from supervisor.backend.ollama import OllamaHostAdapter
+from supervisor.backend.settings_file import SettingsFileAdapter
 from supervisor.backend.slot_storage import ConversationForgetter, PromptWarmerAdapter
 from supervisor.backend.usage import RecordsAdapter, UsageEngines, UsageRecorder
 from supervisor.daemon.cache_status import caches_status
@@ -41,7 +41,7 @@ from supervisor.experiments.capture import Captures
 from supervisor.experiments.trials import Trials
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.planner import LaunchPlanner, Reductions
-from supervisor.fleet.reload import Reload
+from supervisor.fleet.reload import Reload, Reread
 from supervisor.fleet.replace import Replacer
 from supervisor.fleet.stats import StatsReader
 from supervisor.loading.controller import AdmissionController
@@ -64,13 +64,14 @@ from supervisor.system.paths import Directories
 class DaemonParts:
     """All parts of one daemon. Constructed on a running loop; `Daemon` runs them.
 
-    `reread` reads the settings from their sources again, in a thread; it raises CorralError.
+    `reread` reads the settings from their sources again, in a thread, with a content in place of
+    the file's if it is given one; it raises CorralError.
     """
 
     def __init__(
         self,
         loaded: Loaded,
-        reread: Callable[[], Loaded],
+        reread: Reread,
         directories: Directories,
         events: EventStream,
         notifier: ServiceNotifier,
@@ -162,7 +163,7 @@ class DaemonParts:
             reductions=self._reductions,
         )
 
-    def _add_models(self, loaded: Loaded, reread: Callable[[], Loaded], replacer: Replacer) -> None:
+    def _add_models(self, loaded: Loaded, reread: Reread, replacer: Replacer) -> None:
         """Make the workers and nodes, and the parts that reload settings."""
         fleet, emit = self.fleet, self.events.emit
         self.workers = WorkerPool(
@@ -228,7 +229,8 @@ class DaemonParts:
             ollama=OllamaHostAdapter(fleet, admission, models.changes, reload),
             dashboard=DashboardHostAdapter(
                 MachineModelsAdapter(self.reload, self._planner, admission, self.directories),
-                HubAdapter(fleet),
+                SettingsFileAdapter(self.reload, self._planner),
+                HubAdapter(fleet, self.directories.models),
                 fleet,
                 admission,
                 self.nodes,

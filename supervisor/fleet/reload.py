@@ -26,7 +26,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import groupby
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from attrs import define, field
 
@@ -46,6 +46,13 @@ from supervisor.settings.schema import ModelSettings, Settings
 # Checks a part of new settings, raising CorralError; returns the function that applies it.
 Prepare = Callable[[Loaded], Callable[[], None]]
 Plans = Mapping[ReplicaId, Plan]
+
+
+class Reread(Protocol):
+    """Reads the sources of the settings again, in a thread; raises CorralError."""
+
+    def __call__(self, content: bytes | None = None, /) -> Loaded:
+        """Return the settings, with a content in place of the file's if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,14 +193,14 @@ Work = Callable[[], Awaitable[ReloadResult | CorralError]]
 class Reload:
     """Applies new settings; `loaded` are those that were applied last.
 
-    `read` reads the same sources again, in a thread, and raises CorralError. `prepares` check and
-    apply all settings but those of replicas. The context `applying` is open while settings are
-    applied. `serve` runs the reloads of commands, signals and a changed file.
+    `read` reads the same sources again. `prepares` check and apply all settings but those of
+    replicas. The context `applying` is open while settings are applied. `serve` runs the reloads of
+    commands, signals and a changed file.
     """
 
     _fleet: Fleet
     loaded: Loaded
-    _read: Callable[[], Loaded]
+    _read: Reread
     _make_planner: Callable[[Loaded], LaunchPlanner]
     _prepares: Sequence[Prepare]
     _emit: Emit
@@ -312,6 +319,12 @@ class Reload:
             self._report(done)
         return done
 
+    async def preview(self, content: bytes, check: Prepare) -> ReloadResult | CorralError:
+        """Return what a reload would do with another content of the settings file."""
+        return await self._apply(
+            lambda: self._read_again(content), [*self._prepares, check], dry_run=True
+        )
+
     async def replan(self, model: str) -> ReloadResult | CorralError:
         """Apply the present plan of one model; the settings are not read again."""
         return await self._apply(lambda: self.loaded, (), only=[model])
@@ -361,11 +374,11 @@ class Reload:
                 apply()
             return ReloadResult(difference, notes, await self._perform(difference, planner, plans))
 
-    def _read_again(self) -> Loaded:
+    def _read_again(self, content: bytes | None = None) -> Loaded:
         """Read the settings. Without a file they stay, but changes such as a new engine apply."""
         if not self.loaded.path:
             return self.loaded
-        return self._read().with_models(self._added).with_changes(self._changed)
+        return self._read(content).with_models(self._added).with_changes(self._changed)
 
     async def _perform(
         self, difference: Difference, planner: LaunchPlanner, plans: Plans

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -12,7 +12,9 @@ from typing import Any, Final
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
+from proxy.common.toml_text import parse_toml
 from supervisor.errors import SettingsInvalid, access_denied
+from supervisor.settings.load import Loaded, merge
 from supervisor.settings.reference import DIRECTIVE
 from supervisor.system.files import back_up, rewrite, write_atomic
 from supervisor.system.paths import make_private
@@ -73,6 +75,44 @@ def write_file(path: Path, edit: Callable[[str], Edit]) -> tuple[str, ...]:
         else:
             rewrite(path, text)
     return lines
+
+
+def write_models(
+    path: Path, loaded: Loaded, names: Iterable[str], changes: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Write models that the settings file lacks, and changes of their tables; as `write_file`."""
+    values: dict[tuple[str, ...], object] = {}
+    for name in names:
+        if loaded.origins.get(f"models.{name}.path") not in {"file", "environment"}:
+            values["models", name, "path"] = str(loaded.settings.models[name].path)
+        if "profile" in changes:
+            values["models", name, "profile"] = changes["profile"]
+        for flag, value in changes.get("flags", {}).items():
+            values["models", name, "flags", flag] = value
+
+    def edit(text: str) -> Edit:
+        lines: tuple[str, ...] = ()
+        for key, value in values.items():
+            text, line = with_value(text, key, value)
+            lines += line
+        return first_valid([(text, lines)], path)
+
+    return tuple(f"{path}: {line}" for line in write_file(path, edit)) if values else ()
+
+
+def first_valid(edits: Iterable[Edit], path: Path) -> Edit:
+    """Return the first edit with valid settings; raises the error of the first edit."""
+    errors = []
+    for edit in edits:
+        try:
+            merge(parse_toml(edit[0].encode()), path)
+        except SettingsInvalid as error:
+            errors.append(error)
+        else:
+            return edit
+    raise SettingsInvalid(
+        errors[0].message, hint="nothing was changed; corral config show lists every setting"
+    )
 
 
 def edit_text(text: str, change: Callable[[Table], None]) -> str:

@@ -6,6 +6,7 @@ import functools
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, cast
@@ -23,7 +24,7 @@ from supervisor.settings.schema import ModelSettings, Settings
 from supervisor.system import ownership
 from supervisor.system.files import NotRegular, expand_home, stat_regular
 from supervisor.system.paths import directories
-from supervisor.system.toml_file import has_key, line_of, read_toml
+from supervisor.system.toml_file import has_key, line_of, parse_content, read_limited
 
 FILE_NAME: Final = "corral.toml"
 _PREFIX: Final = "CORRAL_"  # of variables
@@ -78,6 +79,7 @@ def load(
     config_dir: Path | None = None,
     overrides: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] = os.environ,
+    content: bytes | None = None,
 ) -> Loaded:
     """Read, merge and check every source.
 
@@ -86,21 +88,31 @@ def load(
         config_dir: None for that of `directories()`.
         overrides: Values from the command line, shaped like the file.
         environ: Used for `CORRAL_CONFIG` only; pydantic-settings reads the process's environment.
+        content: Taken in place of the file's content.
 
     Raises SettingsInvalid: the file is missing or not TOML, or a value is invalid.
     """
     config_dir = config_dir or directories().config
     path = find_file(config, config_dir=config_dir, environ=environ)
-    return merge(read_toml(path) if path else {}, path, overrides)
+    if path is None:
+        return merge({}, None, overrides)
+    content = read_limited(path) if content is None else content
+    return merge(parse_content(content, path), path, overrides, content)
 
 
 def merge(
-    table: Mapping[str, Any], path: Path | None, overrides: Mapping[str, Any] | None = None
+    table: Mapping[str, Any],
+    path: Path | None,
+    overrides: Mapping[str, Any] | None = None,
+    content: bytes | None = None,
 ) -> Loaded:
-    """Merge and check the content of a settings file with the other sources; raises as `load`."""
+    """Merge and check the table of a settings file with the other sources; raises as `load`.
+
+    Errors name lines of `content`, or else of the file.
+    """
     sources = {"file": table, "environment": _environment(), "command line": dict(overrides or {})}
     merged: dict[str, Any] = functools.reduce(_merge_tables, sources.values(), {})
-    place = functools.partial(_place, sources, path)
+    place = functools.partial(_place, sources, path, content)
     problems = list(unknown_tables(merged))
     try:
         settings = Settings(**{key: merged[key] for key in merged.keys() & Settings.model_fields})
@@ -114,7 +126,12 @@ def merge(
     )
 
 
-def _place(sources: Mapping[str, Mapping[str, Any]], path: Path | None, key: Sequence[str]) -> str:
+def _place(
+    sources: Mapping[str, Mapping[str, Any]],
+    path: Path | None,
+    content: bytes | None,
+    key: Sequence[str],
+) -> str:
     """Return the place that sets a key or should set it: `FILE:LINE: ` or `the variable NAME: `."""
     if has_key(sources["command line"], key):
         return ""
@@ -124,7 +141,10 @@ def _place(sources: Mapping[str, Mapping[str, Any]], path: Path | None, key: Seq
         return next((f"the variable {name}: " for name in variables if name in names), "")
     if path is None:
         return ""
-    line = line_of(path, key)
+    if content is None:
+        with suppress(SettingsInvalid):
+            content = read_limited(path)
+    line = line_of(content or b"", key)
     return f"{path}:{line}: " if line else f"{path}: "
 
 

@@ -30,7 +30,7 @@ _KEEP_ONE: Final = (
     "keep one of them; max_context_length counts tokens of one slot, ctx-size those of all slots "
     "together"
 )
-_READ_AGAIN: Final = "corral config check reads it again"
+READ_AGAIN: Final = "corral config check reads it again"
 
 
 def explain(error: ValidationError) -> Iterator[Problem]:
@@ -39,7 +39,7 @@ def explain(error: ValidationError) -> Iterator[Problem]:
         by_key.setdefault(_key(detail), []).append(detail)
     for number, (key, details) in enumerate(by_key.items()):
         # Finding the nearest known key takes time, and later lines are not shown.
-        yield key, _sentence(key, details) if number < _LINES_MAX else "", _READ_AGAIN
+        yield key, _sentence(key, details) if number < _LINES_MAX else "", READ_AGAIN
 
 
 def refusal(
@@ -49,7 +49,7 @@ def refusal(
     lines = [f"{place(key)}{text}" for key, text, _ in problems[:_LINES_MAX]]
     more = [f"… and {len(problems) - _LINES_MAX} more"] if len(problems) > _LINES_MAX else []
     hints = {hint for _, _, hint in problems}
-    hint = hints.pop() if len(hints) == 1 else _READ_AGAIN
+    hint = hints.pop() if len(hints) == 1 else READ_AGAIN
     return SettingsInvalid("\n".join([*lines, *more]), hint=hint)
 
 
@@ -66,7 +66,7 @@ def unknown_tables(merged: Iterable[str]) -> Iterator[Problem]:
     for name in merged:
         if name not in Settings.model_fields:
             known = list(Settings.model_fields)
-            yield (name,), _unknown(brief(name, quoted=False), known, name), _READ_AGAIN
+            yield (name,), _unknown(brief(name, quoted=False), known, name), READ_AGAIN
 
 
 def conflicts(settings: Settings) -> Iterator[Problem]:

@@ -140,7 +140,8 @@ def write_atomic(
 
 
 def rewrite(path: Path, text: str) -> None:
-    """Replace a file as `write_atomic` does, but keep its mode and CRLF line ends."""
+    """Replace a file as `write_atomic` does, but keep its mode, CRLF line ends, and links to it."""
+    path = path.resolve()
     mode = path.stat().st_mode
     before = path.read_bytes()
     if before.count(b"\n") == before.count(b"\r\n") > 0:

@@ -10,7 +10,7 @@ from proxy.common.toml_text import parse_toml
 from supervisor.errors import SettingsInvalid
 from supervisor.system.files import open_regular
 
-_FILE_MAX_BYTES: Final = 1024**2
+FILE_MAX_BYTES: Final = 1024**2
 QUOTED_MAX: Final = 120
 _STATEMENT_MAX_LINES: Final = 200
 
@@ -21,7 +21,11 @@ def read_toml(path: Path) -> dict[str, Any]:
     Raises SettingsInvalid: the file cannot be read, is not a regular file, is larger than 1 MiB, is
     not TOML, or is nested too deep.
     """
-    content = read_limited(path)
+    return parse_content(read_limited(path), path)
+
+
+def parse_content(content: bytes, path: Path) -> dict[str, Any]:
+    """Parse the content of a file; raises SettingsInvalid: it is not TOML, or nested too deep."""
     try:
         return parse_toml(content)
     except UnicodeDecodeError as error:
@@ -32,16 +36,12 @@ def read_toml(path: Path) -> dict[str, Any]:
         ) from error
 
 
-def line_of(path: Path, key: Sequence[str]) -> int | None:
+def line_of(content: bytes, key: Sequence[str]) -> int | None:
     """Return the number, from 1, of the line that sets a key or opens the table that lacks it.
 
-    None if no line does, or if the file is larger than 64 KiB. The first N lines of a TOML file are
-    valid TOML if a statement ends there, so the search parses prefixes of the file.
+    None if no line does, or if the content is larger than 64 KiB. The first N lines of TOML are
+    valid TOML if a statement ends there, so the search parses prefixes.
     """
-    try:
-        content = read_limited(path)
-    except SettingsInvalid:
-        return None
     if len(content) > 64 * 1024:  # it is parsed some ten times
         return None
     lines = content.split(b"\n")
@@ -86,11 +86,11 @@ def read_limited(path: Path) -> bytes:
     """Read a file. Raises SettingsInvalid: it cannot be read, or is larger than 1 MiB."""
     try:
         with open_regular(path) as file:
-            content = file.read(_FILE_MAX_BYTES + 1)
+            content = file.read(FILE_MAX_BYTES + 1)
     except OSError as error:
         raise SettingsInvalid(f"{path} cannot be read: {error.strerror}") from error
-    if len(content) > _FILE_MAX_BYTES:
-        raise SettingsInvalid(f"{path} is larger than {_FILE_MAX_BYTES >> 20} MiB")
+    if len(content) > FILE_MAX_BYTES:
+        raise SettingsInvalid(f"{path} is larger than {FILE_MAX_BYTES >> 20} MiB")
     return content
 
 

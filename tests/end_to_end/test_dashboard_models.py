@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import stat
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, expect
 from support import tiny_gguf
-from support.corral_cli import PATIENCE_S, CorralCli
+from support.corral_cli import PATIENCE_S, CorralCli, until
 from support.dashboard_page import Dashboard, chromium
 from support.fork_server import ForkServer
 from support.hub import FakeHub, Refusal
@@ -18,6 +20,7 @@ from supervisor.daemon.control_messages import ModelStatus
 
 _REPO = "org/small-GGUF"
 _SETTINGS = """
+# kept
 [models.tiny]
 path = "{tiny}"
 flags = {{ ctx-size = 512, parallel = 1, threads = 1 }}
@@ -51,6 +54,9 @@ def daemon(
     models = corral.root / "data/models"
     models.mkdir(parents=True, mode=0o700)
     stored = tiny_gguf.make(models / "stored.gguf")
+    wheels = models / "wheels/smollm2"
+    wheels.mkdir(parents=True)
+    (wheels / "damaged.whl").write_bytes(b"no archive")
     (models / "cut.gguf").write_bytes(stored.read_bytes()[:-1000])
     corral.configure(_SETTINGS.format(tiny=tiny_model))
     corral.ok("start")
@@ -115,6 +121,65 @@ def test_a_stored_model_is_planned_and_started_with_options(
     assert (model.slots, model.ctx_size, model.profile) == (2, 1024, "low-latency")
 
 
+def test_a_model_is_saved_in_the_settings_file(dashboard: Dashboard, daemon: CorralCli) -> None:
+    dashboard.show("models/stored")
+    drawer = dashboard.page.get_by_role("complementary", name="stored")
+    drawer.get_by_label("Context").fill("1024")
+    drawer.get_by_label("Slots").fill("2")
+    drawer.get_by_label("Profile").select_option("high-throughput")
+    drawer.get_by_label("Save in corral.toml").check()
+    drawer.get_by_role("button", name="Restart with these").click()
+    expect(dashboard.page.locator(".notice")).to_contain_text("stored is being started")
+    text = (daemon.root / "config" / "corral.toml").read_text("utf-8")
+    assert "# kept\n" in text
+    path = str(daemon.root / "data/models/stored.gguf")
+    flags = {"ctx-size": 1024, "parallel": 2}
+    saved = {"path": path, "profile": "high-throughput", "flags": flags}
+    assert tomllib.loads(text)["models"]["stored"] == saved
+
+
+def test_the_settings_file_is_edited_with_problems_at_their_lines(
+    dashboard: Dashboard, daemon: CorralCli
+) -> None:
+    page, file = dashboard.page, daemon.root / "config" / "corral.toml"
+    file.chmod(0o640)
+    dashboard.show("models")
+    page.get_by_role("button", name="Edit corral.toml").click()
+    text, editor = page.get_by_label("Text of corral.toml"), page.locator(".settings-editor")
+    save = editor.get_by_role("button", name="Save and apply")
+    before = file.read_text("utf-8")
+    expect(text).to_have_value(before)
+    lines = before.count("\n")
+
+    text.fill(f"{before}\n[models.wrong\n")
+    expect(editor).to_contain_text("Expected ']'")
+    expect(editor.locator(".gutter .bad")).to_have_text(str(lines + 2))
+    text.fill(f"{before}[hooks]\nwrong = 1\n[models.other]\npath = 'none.gguf'\ntl_s = 5\n")
+    problems = editor.locator(".bad-text")
+    expect(problems.filter(has_text="did you mean ttl_s?")).to_contain_text(f"Line {lines + 5}")
+    expect(problems.filter(has_text="hooks.wrong is unknown")).to_contain_text(f"Line {lines + 2}")
+    expect(save).to_be_disabled()
+    assert dashboard.violations() == []
+    editor.get_by_role("button", name=f"Line {lines + 5}").click()
+    selected = "area => area.value.slice(area.selectionStart, area.selectionEnd)"
+    assert text.evaluate(selected) == "tl_s = 5"
+
+    changed = before.replace("ctx-size = 512", "ctx-size = 640")
+    text.fill(changed)
+    expect(editor).to_contain_text("Restarts tiny.0")
+    file.write_text(before + "# by another editor\n", "utf-8")
+    save.click()
+    expect(page.locator(".notice")).to_contain_text("was changed meanwhile")
+    file.write_text(before, "utf-8")
+    save.click()
+    expect(page.locator(".notice")).to_contain_text("corral.toml is saved, and is being applied")
+    expect(editor).to_have_count(0)
+    assert file.read_text("utf-8") == changed
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+    until(lambda: _model(daemon, "tiny").ctx_size == 640)
+    until(lambda: len(_model(daemon, "tiny").instances) == 1)
+
+
 def test_a_running_model_restarts_with_other_options(
     dashboard: Dashboard, daemon: CorralCli
 ) -> None:
@@ -173,7 +238,10 @@ def test_a_model_is_found_on_the_hub_and_its_download_cancelled_and_continued(
     page.get_by_label("Search Hugging Face").fill("small")
     page.get_by_label("Search Hugging Face").press("Enter")
     found = dashboard.row("On Hugging Face", _REPO)
+    found.get_by_role("button", name=f"Plan {_REPO}").click()
+    expect(found).to_contain_text(re.compile(f"fits {name}: .*needs .* of .* main memory"))
     found.get_by_label("Quantisation").select_option("Q8_0")
+    expect(found).to_contain_text(re.compile(f"fits {name}: as named, needs"))
     hub.gate.clear()
     found.get_by_role("button", name=f"Download {name}").click()
     row = dashboard.row("Downloads", name)
@@ -199,6 +267,14 @@ def test_a_download_that_fails_shows_why(dashboard: Dashboard, hub: FakeHub) -> 
     hub.api_refusals = [Refusal(403, {"x-error-code": "GatedRepo"})]
     found.get_by_role("button", name=f"Download {_REPO}").click()
     expect(dashboard.row("Downloads", "gated")).to_contain_text("failed")
+
+
+def test_a_pinned_model_is_downloaded_by_its_name(dashboard: Dashboard) -> None:
+    dashboard.show("models")
+    pinned = dashboard.row("Models to begin with", "smollm2")
+    expect(pinned).to_contain_text("93.8 MiB")
+    pinned.get_by_role("button", name="Download smollm2").click()
+    expect(dashboard.row("Downloads", "smollm2")).to_contain_text("failed damaged.whl is damaged")
 
 
 @pytest.mark.parametrize(

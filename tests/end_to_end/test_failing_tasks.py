@@ -105,7 +105,7 @@ async def test_failures_end_nothing(
     (tmp_path / "corral.toml").write_text(CONFIG.format(path=tiny_model))
     events: list[Event] = []
 
-    def read() -> Loaded:
+    def read(_content: bytes | None = None) -> Loaded:
         return load(tmp_path / "corral.toml", config_dir=tmp_path)
 
     stream = EventStream(events.append)

@@ -9,7 +9,7 @@ import trustme
 from support.certificates import expired, trusting, write, write_ca
 from support.corral_cli import CorralCli
 
-from supervisor.cli.config import certificate_notes
+from supervisor.backend.settings_file import certificate_notes
 from supervisor.settings.schema import Settings
 
 SETTINGS = """

@@ -35,6 +35,7 @@ from proxy.dashboard.host import (
     HostMemory,
     HostModel,
     HostSlotFile,
+    PinnedModel,
     StartOptions,
     Verb,
 )
@@ -226,8 +227,27 @@ class FakeMachineModels:
         self.calls.append(("plan", model, options))
         return {}
 
-    async def start(self, model: str, options: StartOptions, /) -> None:
-        self.calls.append(("start", model, options))
+    async def start(self, model: str, options: StartOptions, /, *, save: bool) -> None:
+        self.calls.append(("save" if save else "start", model, options))
+
+
+class FakeSettingsFile:
+    """Saves nothing (`SettingsFile`)."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, ...]] = []
+
+    async def read(self) -> Mapping[str, object]:
+        self.calls.append(("read",))
+        return {}
+
+    async def check(self, text: str, /) -> Mapping[str, object]:
+        self.calls.append(("check", text))
+        return {}
+
+    async def save(self, text: str, etag: str, /) -> Mapping[str, object]:
+        self.calls.append(("save", text, etag))
+        return {}
 
 
 class FakeHubHost:
@@ -239,6 +259,13 @@ class FakeHubHost:
     async def search(self, words: str, /) -> Sequence[Mapping[str, object]]:
         self.calls.append(("search", words))
         return []
+
+    async def fit(self, name: str, /) -> Mapping[str, object]:
+        self.calls.append(("fit", name))
+        return {}
+
+    def pinned(self) -> Sequence[PinnedModel]:
+        return [PinnedModel("small", "A small model", 1024, "MIT")]
 
     def downloads(self) -> Sequence[Download]:
         return [Download("org/model-GGUF:Q8_0")]
@@ -258,6 +285,7 @@ class FakeDashboardHost:
 
     def __init__(self) -> None:
         self.machine_models = FakeMachineModels()
+        self.settings_file = FakeSettingsFile()
         self.hub = FakeHubHost()
         self.known = {"chat": HostModel("default")}
         self.processes = [HostInstance("chat.1", "chat", "ready", since_s=0.0, pid=42)]

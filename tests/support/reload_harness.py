@@ -200,7 +200,7 @@ class ReloadHarness:
     def _planner(self, loaded: Loaded) -> FakePlanner:
         return FakePlanner(loaded.settings, self._runtime, self.adapted, self.programs)
 
-    def _read(self) -> Loaded:
+    def _read(self, _content: bytes | None = None) -> Loaded:
         return Loaded(self.settings, Path("corral.toml"), {})
 
     def _prepare_nodes(self, loaded: Loaded) -> Callable[[], None]:

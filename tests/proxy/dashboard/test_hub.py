@@ -18,10 +18,12 @@ async def _status(proxy: ProxyHarness, method: str, url: str, body: object = Non
 async def test_an_admin_searches_downloads_and_cancels(proxy: ProxyHarness) -> None:
     await signed_in(proxy)
     assert await _status(proxy, "GET", "/corral/v1/hub?words=%20qwen%203%20") == 200
+    assert await _status(proxy, "GET", "/corral/v1/hub/fit?name=org/m:Q8_0") == 200
     for path in (_DOWNLOADS, f"{_DOWNLOADS}/cancel"):
         assert await _status(proxy, "POST", path, {"name": "org/m"}) == 200
     assert proxy.dashboard.hub.calls == [
         ("search", "qwen 3"),
+        ("fit", "org/m:Q8_0"),
         ("download", "org/m"),
         ("cancel", "org/m"),
     ]
@@ -47,6 +49,7 @@ async def test_other_requests_are_refused(
 async def test_without_a_session_nothing_is_answered(proxy: ProxyHarness) -> None:
     for method, url in (
         ("GET", "/corral/v1/hub?words=x"),
+        ("GET", "/corral/v1/hub/fit?name=org/m"),
         ("GET", _DOWNLOADS),
         ("POST", _DOWNLOADS),
         ("POST", f"{_DOWNLOADS}/cancel"),

@@ -31,12 +31,20 @@ async def test_options_are_optional(proxy: ProxyHarness, verb: str) -> None:
     ]
 
 
+async def test_options_are_saved_on_request(proxy: ProxyHarness) -> None:
+    await signed_in(proxy)
+    body = {"slots": 2, "save": True}
+    assert await _post(proxy, "start", body, **origin(proxy)) == 200
+    assert proxy.dashboard.machine_models.calls == [("save", "chat", StartOptions(slots=2))]
+
+
 @pytest.mark.parametrize(
     "body",
     [
         *({"ctx_size": value} for value in (0, -1, 2**31, 1.5, "4096", True)),
         {"slots": 0},
         {"profile": 1},
+        {"save": 1},
         [],
     ],
 )

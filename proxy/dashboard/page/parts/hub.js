@@ -1,4 +1,5 @@
-// Searches Hugging Face, and downloads models from it: sizes with whether each fits, progress, cancel.
+// Downloads pinned models and those that a search of Hugging Face finds: whether each fits and why,
+// progress, cancel.
 
 import { get, post } from "../api.js";
 import { bytes, percent, share, text, whole } from "../format.js";
@@ -6,13 +7,14 @@ import { Component, html } from "../html.js";
 import { Progress } from "./bar.js";
 import { Choice } from "./field.js";
 import { Loaded } from "./loaded.js";
+import { Fit } from "./state.js";
 import { Table } from "./table.js";
 
 const PATH = "/corral/v1/downloads";
 const POLL_MS = 500;
 
 export class Hub extends Component {
-  state = { words: "", downloads: [] };
+  state = { words: "", downloads: [], pinned: [] };
 
   componentDidMount() {
     this.poll();
@@ -32,11 +34,11 @@ export class Hub extends Component {
     if (!this._isGone) this._timer = setTimeout(() => this.poll(), POLL_MS);
   }
 
-  take({ downloads }) {
+  take({ downloads, pinned }) {
     if (this._isGone) return;
     const done = (rows) => rows.filter(({ state }) => state === "done").length;
     if (done(downloads) !== done(this.state.downloads)) this.props.onStored();
-    this.setState({ downloads });
+    this.setState({ downloads, pinned });
     if (downloads.some(({ state }) => state === "running")) this.wait();
   }
 
@@ -56,8 +58,10 @@ export class Hub extends Component {
     this.setState({ words: new FormData(event.target).get("words").trim() });
   }
 
-  render({ actions }, { words, downloads }) {
+  render({ actions }, { words, downloads, pinned }) {
     return html`
+      ${pinned.length > 0 && html`<${Table} caption="Models to begin with" columns=${this.pinnedColumns(actions)}
+        rows=${pinned} rowKey=${(row) => row.name} />`}
       <form class="fields" role="search" onSubmit=${(event) => this.search(event)}>
         <label class="field"><span>Search Hugging Face</span><input type="search" name="words" maxlength="200" required /></label>
         <button type="submit">Search</button>
@@ -67,6 +71,21 @@ export class Hub extends Component {
       ${words && html`<${Loaded} version=${words} load=${() => get(`/corral/v1/hub?words=${encodeURIComponent(words)}`)}
         show=${({ repositories }) => html`<${Table} caption="On Hugging Face" rows=${repositories} rowKey=${(row) => row.repo}
           columns=${this.foundColumns(actions)} empty="No GGUF repository has these words." />`} />`}`;
+  }
+
+  get(name, actions) {
+    return html`<button type="button" class="small" aria-label=${`Download ${name}`} disabled=${actions.busy.has(`get ${name}`)}
+      onClick=${() => this.download(name)}>Download</button>`;
+  }
+
+  pinnedColumns(actions) {
+    return [
+      { title: "Model", cell: (row) => row.name },
+      { title: "Size", figure: true, cell: (row) => bytes(row.size_bytes) },
+      { title: "Licence", wide: true, cell: (row) => row.license },
+      { title: "Description", fill: true, cell: (row) => html`<span class="quiet reason">${row.description}</span>` },
+      { title: "Actions", acts: true, cell: ({ name }) => this.get(name, actions) },
+    ];
   }
 
   downloadColumns(actions) {
@@ -84,8 +103,7 @@ export class Hub extends Component {
       { title: "Parameters", figure: true, wide: true, cell: ({ parameters }) => (parameters ? `${(parameters / 1e9).toFixed(1)} B` : "–") },
       { title: "Downloads", figure: true, wide: true, cell: (row) => whole(row.downloads) },
       { title: "Changed", wide: true, cell: (row) => text(row.date) },
-      { title: "Size", fill: true, cell: (row) => html`<${Sizes} key=${row.repo} row=${row}
-        isBusy=${(name) => actions.busy.has(`get ${name}`)} onGet=${(name) => this.download(name)} />` },
+      { title: "Size", fill: true, cell: (row) => html`<${Sizes} key=${row.repo} row=${row} button=${(name) => this.get(name, actions)} />` },
     ];
   }
 }
@@ -98,15 +116,23 @@ function DownloadState({ row: { name, state, file, done_bytes, size_bytes, error
 }
 
 class Sizes extends Component {
-  state = { chosen: "" };
+  state = { chosen: "", planned: null }; // planned: the name whose plan is shown
 
-  render({ row: { repo, quantisations }, isBusy, onGet }, { chosen }) {
+  choose(repo, chosen) {
+    this.setState({ chosen, planned: chosen ? `${repo}:${chosen}` : null });
+  }
+
+  render({ row: { repo, quantisations }, button }, { chosen, planned }) {
     const options = quantisations.map(({ name, size_bytes, fits }) => [name, `${name}, ${bytes(size_bytes)}${fits ? "" : ": more than the memory"}`]);
     const name = chosen ? `${repo}:${chosen}` : repo;
     return html`<span class="fields">
       <${Choice} label="Quantisation" value=${chosen} options=${[["", "the best that fits"], ...options]}
-        onChange=${(value) => this.setState({ chosen: value })} />
-      <button type="button" class="small" aria-label=${`Download ${name}`} disabled=${isBusy(name)} onClick=${() => onGet(name)}>Download</button>
-    </span>`;
+        onChange=${(value) => this.choose(repo, value)} />
+      ${button(name)}
+      ${planned !== name && html`<button type="button" class="small" aria-label=${`Plan ${name}`}
+        onClick=${() => this.setState({ planned: name })}>Plan</button>`}
+    </span>
+    ${planned === name && html`<div><${Loaded} key=${name} load=${() => get(`/corral/v1/hub/fit?name=${encodeURIComponent(name)}`)}
+      show=${(found) => html`<${Fit} fits=${found.fits} reason=${`${found.name}: ${found.fit}`} />`} /></div>`}`;
   }
 }

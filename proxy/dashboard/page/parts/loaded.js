@@ -1,4 +1,5 @@
-// What one call of the API answers: loaded when shown, and again on demand.
+// What one call of the API answers: loaded when shown, and again for another `version`, once that
+// has stayed for `wait_ms`.
 
 import { Component, html } from "../html.js";
 import { Problem } from "./notice.js";
@@ -11,11 +12,14 @@ export class Loaded extends Component {
   }
 
   componentDidUpdate(before) {
-    if (before.version !== this.props.version) this.load();
+    if (before.version === this.props.version) return;
+    clearTimeout(this._timer);
+    this._timer = setTimeout(() => this.load(), this.props.wait_ms ?? 0);
   }
 
   componentWillUnmount() {
     this._isGone = true;
+    clearTimeout(this._timer);
   }
 
   async load() {

@@ -21,7 +21,7 @@ export function Memory({ memory = {}, label = "Memory" }) {
 function Bar({ title, ...memory }) {
   const used = memory.weights + memory.caches + memory.buffers + memory.others;
   const sizes = { ...memory, free: Math.max(0, memory.total - used) };
-  return html`<div class="memory-bar">
+  return html`<div class="memory-bar" role="group" aria-label=${title}>
     <h2>${title} <span class="quiet">${bytes(memory.total)}</span></h2>
     <div class="segments" aria-hidden="true">
       ${PARTS.map(([name]) => html`<span key=${name} class=${name} style=${{ width: `${100 * share(sizes[name], memory.total)}%` }}></span>`)}

@@ -5,14 +5,15 @@ import { whole } from "../format.js";
 import { Component, html } from "../html.js";
 import { Copy } from "./copy.js";
 import { Drawer } from "./drawer.js";
-import { Choice } from "./field.js";
+import { Check, Choice } from "./field.js";
 import { Loaded } from "./loaded.js";
 import { Fit, State } from "./state.js";
 
+const TYPING_MS = 250;
 const RUNNING = new Set(["loaded", "loading"]);
 
 export class PlanDrawer extends Component {
-  state = { profile: "", ctx_size: "", slots: "" };
+  state = { profile: "", ctx_size: "", slots: "", save: false };
 
   options() {
     const { profile, ctx_size, slots } = this.state;
@@ -24,7 +25,7 @@ export class PlanDrawer extends Component {
   start(event) {
     event.preventDefault();
     const { model, actions } = this.props;
-    actions.model("start", model.id, this.options());
+    actions.model("start", model.id, { ...this.options(), save: this.state.save });
   }
 
   number(label, name) {
@@ -36,7 +37,8 @@ export class PlanDrawer extends Component {
   render({ model: { id, name, profile, fits, fit }, state, profiles, actions }) {
     const options = this.options();
     const restarts = RUNNING.has(state);
-    const changesNothing = restarts && Object.keys(options).length === 0;
+    const { save } = this.state;
+    const isUnchanged = restarts && Object.keys(options).length === 0;
     const path = `/corral/v1/models/${encodeURIComponent(id)}/plan`;
     const own = [["", profile ? `${profile} (its own)` : "its own"], ...profiles.filter((other) => other !== profile).map((other) => [other, other])];
     return html`<${Drawer} title=${name} onClose=${() => { location.hash = "models"; }}>
@@ -46,12 +48,13 @@ export class PlanDrawer extends Component {
             onChange=${(value) => this.setState({ profile: value })} />
           ${this.number("Context in all, tokens", "ctx_size")}
           ${this.number("Slots", "slots")}
-          <button type="submit" class="primary" disabled=${changesNothing || actions.busy.has(`start ${id}`)}>
-            ${restarts ? "Restart with these" : "Start"}</button>
+          <button type="submit" class="primary" disabled=${(isUnchanged && !save) || actions.busy.has(`start ${id}`)}>
+            ${isUnchanged && save ? "Save" : restarts ? "Restart with these" : "Start"}</button>
           ${state && html`<${State} name=${state} />`}
-          <p class="quiet">Options hold until the daemon stops; corral.toml keeps its own.</p>
+          <${Check} label="Save in corral.toml" value=${save} onChange=${(value) => this.setState({ save: value })} />
+          ${!save && html`<p class="quiet">Options hold until the daemon stops.</p>`}
         </form>
-        <${Loaded} version=${JSON.stringify(options)} load=${() => post(path, options)} show=${(plan) => html`<${Plan} plan=${plan} />`} />`}
+        <${Loaded} version=${JSON.stringify(options)} wait_ms=${TYPING_MS} load=${() => post(path, options)} show=${(plan) => html`<${Plan} plan=${plan} />`} />`}
     <//>`;
   }
 }

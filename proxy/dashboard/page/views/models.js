@@ -1,4 +1,5 @@
-// The models on this machine: whether each fits, its plan and start in a drawer; and downloads of others.
+// The models on this machine: whether each fits, its plan and start in a drawer; downloads of others;
+// and the settings file.
 
 import { get } from "../api.js";
 import { bytes, text } from "../format.js";
@@ -7,6 +8,7 @@ import { Filter } from "../parts/field.js";
 import { Hub } from "../parts/hub.js";
 import { Loaded } from "../parts/loaded.js";
 import { PlanDrawer } from "../parts/plan_drawer.js";
+import { SettingsEditor } from "../parts/settings_editor.js";
 import { Fit, State } from "../parts/state.js";
 import { Table } from "../parts/table.js";
 
@@ -16,13 +18,17 @@ const STORES = {
 };
 
 export class ModelsView extends Component {
-  state = { filter: "", stored: 0 }; // stored: how often downloads ended
+  state = { filter: "", stored: 0, isEditing: false }; // stored: how often downloads ended
 
-  render({ live, detail, actions }, { filter, stored }) {
+  render({ live, detail, actions }, { filter, stored, isEditing }) {
     return html`
       <h1>Models</h1>
       <p class="lead">All models on this machine: those of corral.toml, and files in the stores of llama-corral, Hugging Face, llama.cpp, LM Studio and Ollama.</p>
-      <div class="fields"><${Filter} label="Filter" value=${filter} onInput=${(value) => this.setState({ filter: value })} /></div>
+      <div class="fields">
+        <${Filter} label="Filter" value=${filter} onInput=${(value) => this.setState({ filter: value })} />
+        <button type="button" aria-expanded=${String(isEditing)} onClick=${() => this.setState({ isEditing: !isEditing })}>Edit corral.toml</button>
+      </div>
+      ${isEditing && html`<${SettingsEditor} actions=${actions} onClose=${() => this.setState({ isEditing: false })} />`}
       <${Loaded} version=${[stored, ...Object.keys(live.models)].join()} load=${() => get("/corral/v1/models")}
         show=${(found) => this.found(found, live, detail, actions)} />
       <${Hub} actions=${actions} onStored=${() => this.setState(({ stored: count }) => ({ stored: count + 1 }))} />`;
