@@ -1,4 +1,4 @@
-// What a person asks the daemon to do, and what came of it.
+// Actions of a person on the daemon, and their results.
 
 import { post } from "./api.js";
 
@@ -57,7 +57,7 @@ export class Actions {
     }
   }
 
-  // What went well is soon seen in the figures; what failed stays until it is dismissed.
+  // A success soon shows in the figures; a failure stays until it is dismissed.
   _show(notice) {
     clearTimeout(this._timer);
     if (notice?.kind === "done") this._timer = setTimeout(() => this.dismiss(), SHOWN_MS);

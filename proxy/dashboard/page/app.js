@@ -50,7 +50,7 @@ export class App extends Component {
     });
   }
 
-  // As after the load of a page: at its top, and what a screen reader reads next is the view.
+  // As after the load of a page: at its top, and a screen reader reads the view next.
   begin() {
     this.mainRef.current?.focus({ preventScroll: true });
     window.scrollTo(0, 0);

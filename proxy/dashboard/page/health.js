@@ -1,4 +1,4 @@
-// Whether everything is well, and what to do about what is not.
+// Whether everything is well, and the cure of each problem.
 
 const TROUBLED = new Set(["backoff", "unhealthy", "degraded", "failed"]);
 

@@ -67,7 +67,7 @@ export class Chat {
     return this._answer([...this.messages, { role: "user", content: text, images }]);
   }
 
-  // Answers the message at `index` again, with another text if one is given; what followed it is removed.
+  // Answers the message at `index` again, with another text if one is given; later messages are removed.
   retry(index, text = this.messages[index].content) {
     return this._answer([...this.messages.slice(0, index), { ...this.messages[index], content: text }]);
   }

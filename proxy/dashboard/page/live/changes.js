@@ -1,4 +1,4 @@
-// What a screen reader is told of: changes of state, never of figures.
+// Announcements for screen readers: changes of state, never of figures.
 
 export function changes(before, after) {
   if (!before) return [];

@@ -10,7 +10,7 @@ export class Clock {
     return performance.now() / 1000 + this._offset_s;
   }
 
-  // Seconds since a moment of the server's clock; null where there is none.
+  // Seconds since a moment of the server's clock; null if there is none.
   since(at_s) {
     return at_s == null ? null : Math.max(0, this.now_s() - at_s);
   }

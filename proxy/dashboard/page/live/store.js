@@ -1,4 +1,4 @@
-// What the daemon sent, and who draws it: at most four times a second, however much arrives.
+// The daemon's state and its listeners, which draw it at most four times a second.
 
 import { changes } from "./changes.js";
 import { Clock } from "./clock.js";

@@ -1,4 +1,4 @@
-// The connection that brings what the daemon sends; opened again when it is lost.
+// The connection for the daemon's events; opened again when it is lost.
 
 import { get, request, sessionToken } from "../api.js";
 import { events } from "../event_lines.js";

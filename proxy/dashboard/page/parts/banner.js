@@ -1,4 +1,4 @@
-// Tells that what is shown is old, because the daemon cannot be reached.
+// Says that the page is out of date, because the daemon cannot be reached.
 
 import { Component, html } from "../html.js";
 

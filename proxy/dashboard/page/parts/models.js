@@ -1,4 +1,4 @@
-// The models: state, slots, memory, queue, and what can be done with each.
+// The models: state, slots, memory, queue, and the actions for each.
 
 import { MODEL_ACTIONS } from "../actions.js";
 import { bytes, duration, percent, rate, seconds, whole } from "../format.js";

@@ -1,4 +1,4 @@
-// Other machines, where there are any.
+// Other machines, if there are any.
 
 import { text, whole } from "../format.js";
 import { html } from "../html.js";

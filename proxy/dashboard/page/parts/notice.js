@@ -1,4 +1,4 @@
-// What came of an action.
+// The result of an action.
 
 import { html } from "../html.js";
 

@@ -1,4 +1,4 @@
-// Which keys do what.
+// The keys and their effects.
 
 import { html } from "../html.js";
 import { areOn, setOn } from "../shortcuts.js";

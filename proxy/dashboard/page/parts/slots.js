@@ -1,4 +1,4 @@
-// The slots of an instance as small tiles: what each computes, and how full its context is.
+// The slots of an instance as small tiles: the phase of each, and how full its context is.
 
 import { percent, rate, share, whole } from "../format.js";
 import { html } from "../html.js";

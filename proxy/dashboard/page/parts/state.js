@@ -37,7 +37,7 @@ export function State({ name }) {
   return html`<span class="state ${tone}"><${Shape} name=${shape} />${name}</span>`;
 }
 
-// Whether a model fits this machine, and why; unknown of one that cannot be planned.
+// Whether a model fits this machine, and why; unknown for a model that cannot be planned.
 export function Fit({ fits, reason }) {
   const [shape, tone, word] = fits ? ["full", "good", "fits"] : ["cross", "bad", fits == null ? "cannot be served" : "does not fit"];
   return html`<span class="state ${tone}"><${Shape} name=${shape} />${word}</span> <span class="quiet reason">${reason}</span>`;

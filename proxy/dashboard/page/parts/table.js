@@ -1,4 +1,4 @@
-// A table; on a phone each row is a block of its own. The roles are written out, because a browser may
+// A table; on a phone each row is a block. The roles are written out, because a browser may
 // take a table that is laid out otherwise for none.
 
 import { html } from "../html.js";

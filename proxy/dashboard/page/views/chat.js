@@ -132,7 +132,7 @@ function preferred(models) {
   return names.find((name) => models[name].state === "loaded") ?? names[0] ?? null;
 }
 
-// What a request does before its first token.
+// The phase of a request before its first token.
 export function waiting({ requests, models }, id, name) {
   const { phase, position, prompt_tokens_done, prompt_tokens } = requests[id] ?? {};
   const progress = models[name]?.load_progress;

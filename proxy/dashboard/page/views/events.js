@@ -1,4 +1,4 @@
-// What happened: states, exits, settings; requests only if asked for, because they have a view.
+// Events: states, exits, settings; requests only if asked for, because they have a view.
 
 import { Component, html } from "../html.js";
 import { EventTable, LEVELS, isOfModel, isOfRequest } from "../parts/event_table.js";

@@ -1,4 +1,4 @@
-// What API keys used: a chart by day or month and key, and sums as a table. Work that no client
+// Usage of API keys: a chart by day or month and key, and sums as a table. Work that no client
 // requested is one row, which opens.
 
 import { get } from "../api.js";
