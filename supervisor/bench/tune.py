@@ -30,6 +30,7 @@ from supervisor.errors import EngineFailed, ModelInvalid, StartFailed
 from supervisor.output import size
 from supervisor.plan.draft import offered_types, usable_type
 from supervisor.plan.kv_cache import UNQUANTISED
+from supervisor.plan.placement import layers_with_experts_kept
 from supervisor.settings.schema import Settings
 from supervisor.system import machine
 from supervisor.system.paths import Directories
@@ -294,7 +295,7 @@ def _situation(plans: VariantPlans) -> Situation:
         slots=plan.slots,
         ctx_slot=plan.ctx_size // plan.slots,
         layers=plan.gguf.layers,
-        has_experts=plan.gguf.experts_used > 0,
+        experts_kept=len(layers_with_experts_kept(plan.gguf, plan.estimate.placement)),
         devices=tuple(device.name for device in plan.engine.devices),
         draft_type=usable_type(
             plan.memory_inputs.draft, plan.gguf, offered_types(plan.engine.flags)

@@ -103,7 +103,7 @@ class Situation:
     slots: int
     ctx_slot: int  # tokens; 0 if the engine decides
     layers: int
-    has_experts: bool = False
+    experts_kept: int = 0  # layers whose experts stay in main memory, as estimated
     devices: tuple[str, ...] = ()
     draft_type: str | None = None  # `--spec-type` of its draft model or layers; None without any
 
@@ -192,13 +192,14 @@ def _device(_goal: GoalName, here: Situation) -> _Options:
 
 
 def _experts(_goal: GoalName, here: Situation) -> _Options:
-    """Yield placements of experts: more layers on devices, if the experts of some are not there.
+    """Yield placements of experts, if not all fit on devices: as estimated, and with more room.
 
     Builds with a cache on the device for experts in main memory are tried with two cache sizes.
     """
-    if not (here.devices and here.has_experts):
+    kept = here.experts_kept
+    if not (here.devices and kept):
         return
-    for layers in (here.layers // 4, here.layers // 2, here.layers):
+    for layers in dict.fromkeys((kept, min(here.layers, kept + here.layers // 8), here.layers)):
         yield {"gpu-layers": 999, "n-cpu-moe": layers}
     for size_mib in _EXPERT_CACHES_MIB:
         yield {"gpu-layers": 999, "n-cpu-moe": here.layers, "moe-cache-mib": size_mib}

@@ -28,6 +28,7 @@ from supervisor.output import (
 from supervisor.plan.draft import offered_types, reason_against_mtp
 from supervisor.plan.estimate import Estimate, MemoryBreakdown, estimate
 from supervisor.plan.fit import advice, misfit_reason, suggestions
+from supervisor.plan.placement import layers_with_experts_kept
 from supervisor.plan.plan import Plan, PlanLine
 from supervisor.plan.resolve import ModelEntry
 from supervisor.plan.setting import Setting, SettingsByFlag
@@ -128,6 +129,14 @@ def _saved_slot_lines(made: Plan, restored: RestoreOutcome | None) -> Iterator[s
         yield "its recurrent layers use one only if a prompt continues all of it"
     elif made.window_tokens:
         yield "its sliding window uses one only if a prompt continues all of it"
+
+
+def _experts_kept(layers: Sequence[int]) -> str:
+    if not layers:
+        return ""
+    is_range = layers[-1] - layers[0] == len(layers) - 1
+    numbers = f"{layers[0]} to {layers[-1]}" if is_range else ", ".join(map(str, layers))
+    return f"; experts of layers {numbers} stay in main memory"
 
 
 def _full_window_bytes(made: Plan) -> int | None:
@@ -274,6 +283,7 @@ class _Planned:
                 },
                 "shared_bytes": taken.mapped_bytes,
                 "layers_offloaded": taken.layers_offloaded,
+                "layers_with_experts_kept": layers_with_experts_kept(made.gguf, taken.placement),
                 "room": asdict(self.room),
                 "free_bytes": self.free_bytes,
                 "device_free_bytes": self.device_free_bytes,
@@ -327,6 +337,10 @@ class _Planned:
         for name, free in self.device_free_bytes.items():
             if name in self.room.devices:
                 yield f"{name}: {size(free)} free of {size(self.room.devices[name])}"
+        if taken := estimate.layers_offloaded:
+            gguf = self.plan.gguf
+            experts = _experts_kept(layers_with_experts_kept(gguf, estimate.placement))
+            yield f"on devices: {taken} of {gguf.layers + 1} layers, with the output{experts}"
         for name, worker in estimate.workers.items():
             if worker.free_bytes is not None:
                 yield f"worker {name}: {size(worker.free_bytes)} free of {size(worker.has_bytes)}"

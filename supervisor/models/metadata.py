@@ -59,7 +59,7 @@ def holds_encoder(header: Header, tensors: Iterable[Tensor]) -> bool:
 
 
 # Increase it when a field of Gguf is added or changes its meaning.
-_CACHE_VERSION: Final = "gguf 8"
+_CACHE_VERSION: Final = "gguf 9"
 # Shards are called PREFIX-00001-of-00003.gguf. Source: llama.cpp, llama_split_path.
 _SHARD: Final = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _SAMPLE_BYTES: Final = 64 * 1024
@@ -77,7 +77,7 @@ class Gguf:
     heads: int  # query heads per layer, the most of any layer
     kv_heads: tuple[int, ...]  # per layer; 0 for a layer without a KV cache
     key_length: int  # values in one key head
-    value_length: int  # values in one value head
+    value_length: int  # values in one value head that the cache keeps; 0 if its keys hold them
     embedding_length: int  # width of the residual stream
     ctx_train: int  # tokens; 0 if unknown
     vocab_size: int
@@ -101,6 +101,7 @@ class Gguf:
     matrix_bytes: MatrixBytes
     is_causal: bool  # whether a token sees only earlier tokens, so that the model generates text
     pooling: str | None  # `none`, `mean`, `cls`, `last` or `rank`; None if the file names none
+    tensors: tuple[tuple[str, int], ...]  # names and bytes
     fingerprint: str  # hash of the header, the size and samples of the weights
     kind: FileKind = "model"
     projection_width: int = 0  # for a projector: width of the model that it makes tokens for
@@ -252,7 +253,9 @@ def from_headers(path: Path, size_bytes: int, headers: Sequence[Header], fingerp
         heads=heads,
         kv_heads=kv_heads,
         key_length=first.integer(f"{own}attention.key_length", head_size),
-        value_length=first.integer(f"{own}attention.value_length", head_size),
+        value_length=0
+        if first.integer(f"{own}attention.value_length_mla")
+        else first.integer(f"{own}attention.value_length", head_size),
         embedding_length=embedding,
         ctx_train=first.integer(f"{own}context_length"),
         vocab_size=first.integer(f"{own}vocab_size", first.lengths.get("tokenizer.ggml.tokens", 0)),
@@ -276,6 +279,7 @@ def from_headers(path: Path, size_bytes: int, headers: Sequence[Header], fingerp
         matrix_bytes=tensors.matrix_bytes(found, generates=is_causal),
         is_causal=is_causal,
         pooling=tensors.pooling(first, architecture, found),
+        tensors=tuple((tensor.name, tensors.tensor_bytes(tensor)) for tensor in found),
         fingerprint=fingerprint,
         kind=file_kind(first, drafts=drafts_for > 0),
         projection_width=projection_width(first),

@@ -80,7 +80,9 @@ def matrix_bytes(tensors: Sequence[Tensor], *, generates: bool) -> MatrixBytes:
     for tensor in tensors:
         if len(tensor.shape) > 1 and (is_tied or tensor.name != EMBEDDING):
             kind, *_ = GGML_TYPES.get(tensor.kind, UNKNOWN)
-            group = next(rows for rows in _ROW_GROUPS if tensor.shape[1] % rows == 0)
+            # AMX has no kernel for experts. Source: ggml-cpu/amx/amx.cpp, supports_op.
+            groups = _ROW_GROUPS[1:] if len(tensor.shape) > 2 else _ROW_GROUPS
+            group = next(rows for rows in groups if tensor.shape[1] % rows == 0)
             sizes[kind, group] += tensor_bytes(tensor)
     return tuple((kind, group, size) for (kind, group), size in sorted(sizes.items()))
 

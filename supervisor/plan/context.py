@@ -135,28 +135,33 @@ def _checkpoints(chosen: Chosen, engine: Engine, ctx: int) -> int:
 # memory. The operation with the peak depends on the model and the context:
 #
 #     masks     = tokens x cells x (2 with flash attention, else 4), for each kind of layer
-#     feed      = tokens x 4 x (3 F + 3 E + Q); with experts, 3 F + (3 + experts) E + Q
+#     feed      = tokens x 4 x (3 F + 3 E + Q); with a shared expert, E more for each expert used
+#     multiply  = tokens x 4 x (2 E + F + the larger of: F; E for each expert used), and a copy of
+#               the matrix, if it is in another memory
 #     attend    = tokens x 4 x max(5 E, 3 E + Q + K + V) with flash attention
 #               = tokens x 4 x (3 E + 2 Q + 2 K + 2 V + heads x cells) without
 #     logits    = outputs x 4 x (vocabulary + 2 E) + tokens x 4 x E
-#     bytes     = 20 tokens + the larger of: masks and feed or attend; logits
+#     bytes     = 20 tokens + the larger of: masks and feed, multiply or attend; logits
 #
 # E is the width of the residual stream, F of the feed-forward layer, Q, K and V of a token's
 # queries, keys and values in a layer; cells are those of a single cache.
 #
 # The terms were found on build 10434 with small models of every shape. With few exceptions, they
 # hold to 1 % for f16 caches of SmolLM2-135M and Gemma-3-270M, and to 10 % for quantised caches,
-# whose keys are rotated. scripts/bench/memory compares them with an engine. The terms for experts
-# and for the share of a device follow the source (llama-graph.cpp), not measurements.
+# whose keys are rotated. scripts/bench/memory compares them with an engine.
 
 _VALUE: Final = 4
 # Token, position, and the places of its keys and values in the cache.
 _INPUTS_PER_TOKEN: Final = 20
 
 
-def compute_bytes(gguf: Gguf, layout: ContextLayout) -> int:
-    """Return the compute buffer in the memory that has the layers."""
+def compute_bytes(gguf: Gguf, layout: ContextLayout, copied_bytes: int = 0) -> int:
+    """Return the compute buffer in the memory that has the layers.
+
+    `copied_bytes` is the largest matrix that is copied there for its multiplication.
+    """
     inside = layout.tokens * _VALUE * max(_feed(gguf), _attend(gguf, layout))
+    inside = max(inside, copied_bytes and copied_bytes + layout.tokens * _VALUE * _multiply(gguf))
     stream = layout.tokens * _VALUE * gguf.embedding_length
     logits = layout.outputs * _VALUE * (gguf.vocab_size + 2 * gguf.embedding_length) + stream
     return max(_masks(gguf, layout) + inside, logits) + layout.tokens * _INPUTS_PER_TOKEN
@@ -164,7 +169,7 @@ def compute_bytes(gguf: Gguf, layout: ContextLayout) -> int:
 
 def input_bytes(gguf: Gguf, layout: ContextLayout) -> int:
     """Return the host's compute buffer if all layers are on devices."""
-    embeddings = layout.tokens * _VALUE * gguf.embedding_length
+    embeddings = 2 * layout.tokens * _VALUE * gguf.embedding_length
     return _masks(gguf, layout) + embeddings + layout.tokens * _INPUTS_PER_TOKEN
 
 
@@ -180,8 +185,15 @@ def _masks(gguf: Gguf, layout: ContextLayout) -> int:
 
 
 def _feed(gguf: Gguf) -> int:
-    streams = (3 + gguf.experts_used) * gguf.embedding_length
+    experts = gguf.experts_used if any("_shexp" in name for name, _ in gguf.tensors) else 0
+    streams = (3 + experts) * gguf.embedding_length
     return 3 * gguf.feed_forward + streams + gguf.heads * gguf.key_length
+
+
+def _multiply(gguf: Gguf) -> int:
+    """Return the values per token beside a matrix of the feed-forward layer."""
+    stream, inner = gguf.embedding_length, gguf.feed_forward
+    return 2 * stream + inner + max(inner, gguf.experts_used * stream)
 
 
 def _attend(gguf: Gguf, layout: ContextLayout) -> int:

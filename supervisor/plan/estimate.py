@@ -1,11 +1,11 @@
 """Estimates the main memory and device memory of an instance, layer by layer. Pure.
 
-The output is moved to devices first, then the layers from the last to the first. The table of
-embeddings stays, and is copied if it serves as output. The estimate follows the engine's source. It
-was compared with the log of build 10434 on Mesa's software device: weights and cache agree to the
-last digit, and the total to 1 % if all layers are on the device. A device with a part of the layers
-needs a larger compute buffer than estimated: for SmolLM2 with 65 536 tokens, 117 MiB instead of 78,
-of 1 GiB in all.
+`placement` says which weights are on devices. The table of embeddings is copied there if it serves
+as output. The estimate follows the engine's source. It was compared with the log of build 10434 on
+Mesa's software device, for dense models and models with experts: weights and cache agree to the
+last digit, and the total of models of a GiB to 2 %. With a long context and few layers on the
+device, its compute buffer is larger than estimated: for SmolLM2 with 65 536 tokens, 117 MiB instead
+of 78, of 1 GiB in all.
 
     weights        the file's tensors; if mapped, shared by all processes that map it
     copies         matrices that the CPU backend repacks
@@ -24,7 +24,6 @@ The prompt cache and the checkpoints grow with use; all else is allocated at the
 
 from __future__ import annotations
 
-import bisect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -34,8 +33,9 @@ from supervisor.builds.discover import Device, Engine
 from supervisor.builds.help import MTP, FlagValue, draft_limits, spec_types
 from supervisor.models.metadata import Gguf
 from supervisor.models.tensors import block_bytes
-from supervisor.plan import context, kv_cache
+from supervisor.plan import context, kv_cache, placement
 from supervisor.plan.kv_cache import Cache
+from supervisor.plan.placement import Placement
 
 _MIB: Final = 1024**2
 
@@ -105,7 +105,7 @@ def with_free(memory_inputs: MemoryInputs, free: Mapping[str, int]) -> MemoryInp
 # Source: llama-model.cpp, load_tensors.
 
 # Memory that --fit leaves free on each device. Source: llama-server --help, --fit-target.
-_DEVICE_MARGIN_BYTES: Final = 1024 * _MIB
+_DEVICE_MARGIN_MIB: Final = 1024
 
 
 def devices_of(memory_inputs: MemoryInputs) -> tuple[Device, ...]:
@@ -119,89 +119,128 @@ def devices_of(memory_inputs: MemoryInputs) -> tuple[Device, ...]:
     )
 
 
-def count_offloaded(
+def place(
     memory_inputs: MemoryInputs,
     layout: context.ContextLayout,
     devices: tuple[Device, ...],
     extra_bytes: int,
-) -> int:
-    """Return the number of layers on devices; the output counts as a layer."""
-    most = memory_inputs.gguf.layers + 1
-    requested = str(memory_inputs.chosen.get("gpu-layers", "auto"))
+) -> Placement:
+    """Return where the weights go; `extra_bytes` of the devices' memory are for others."""
+    gguf, chosen = memory_inputs.gguf, memory_inputs.chosen
+    requested = str(chosen.get("gpu-layers", "auto"))
     if not devices:
-        return 0
+        return Placement(0)
     if requested.isdecimal():
-        return min(most, int(requested))
+        return Placement(min(gguf.layers + 1, int(requested)), placement.overrides(chosen))
     if not is_fitted(memory_inputs, devices):
-        return most
+        return Placement(gguf.layers + 1, placement.overrides(chosen))
     sizes = ((device.total_mib, device.free_mib) for device in devices)
     free_mib = (total if free is None else min(total, free) for total, free in sizes)
-    room = sum(max(0, mib * _MIB - _DEVICE_MARGIN_BYTES) for mib in free_mib)
-    # The needed memory grows with each layer.
-    return bisect.bisect_right(
-        range(1, most + 1),
-        room,
-        key=lambda count: on_devices(memory_inputs, layout, count, extra_bytes).total,
+    room = sum(
+        max(0, (free - margin) * _MIB)
+        for free, margin in zip(free_mib, _margins_mib(chosen, len(devices)), strict=True)
     )
+
+    def fits(tried: Placement) -> bool:
+        return on_devices(memory_inputs, layout, tried, devices, extra_bytes).total <= room
+
+    return placement.fitted(gguf, fits)
 
 
 def is_fitted(memory_inputs: MemoryInputs, devices: tuple[Device, ...]) -> bool:
-    """Return whether the engine chooses the number of layers by the devices' free memory."""
-    requested = str(memory_inputs.chosen.get("gpu-layers", "auto"))
-    is_set = requested.isdecimal() or requested == "all"
-    return bool(devices) and not is_set and memory_inputs.chosen.get("fit") != "off"
+    """Return whether the engine chooses the placement by the devices' free memory.
+
+    Source: fit.cpp, common_params_fit_impl, which changes no option that the user set.
+    """
+    chosen = memory_inputs.chosen
+    requested = str(chosen.get("gpu-layers", "auto"))
+    is_set = requested.isdecimal() or requested == "all" or placement.overrides(chosen)
+    is_split = len(devices) > 1 and "tensor-split" in chosen
+    return bool(devices) and not (is_set or is_split) and chosen.get("fit") != "off"
 
 
-def layers_left(gguf: Gguf, count: int) -> int:
-    """Return the number of layers that stay in main memory, which are the first ones."""
-    return gguf.layers if not count else max(0, gguf.layers + 1 - count)
+def _margins_mib(chosen: context.Chosen, devices: int) -> list[int]:
+    """Return the memory that stays free on each device."""
+    words = str(chosen.get("fit-target", "")).split(",")
+    given = [int(word) for word in words if word.strip().isdecimal()]
+    if len(given) == 1:
+        return given * devices
+    return (given + [_DEVICE_MARGIN_MIB] * devices)[:devices]
 
 
-def moved_weights(gguf: Gguf, count: int) -> int:
-    layers = gguf.tensor_bytes - gguf.embedding_bytes - gguf.output_bytes
-    moved = layers * (gguf.layers - layers_left(gguf, count)) // max(1, gguf.layers)
-    return moved + (gguf.output_bytes if count else 0)
-
-
-def offloaded_kv_bytes(
-    gguf: Gguf, layout: context.ContextLayout, count: int, chosen: context.Chosen
-) -> int:
+def offloaded_kv(
+    gguf: Gguf, layout: context.ContextLayout, found: Placement, chosen: context.Chosen
+) -> Sequence[int]:
+    """Return the bytes of each layer's KV cache that are on its device."""
     if chosen.get("kv-offload") is False:
-        return 0
-    return sum(kv_cache.layer_bytes(gguf, layout.cache)[layers_left(gguf, count) :])
+        return (0,) * gguf.layers
+    first = placement.first_layer(gguf, found)
+    return (*(0,) * first, *kv_cache.layer_bytes(gguf, layout.cache)[first:])
 
 
 def on_devices(
-    memory_inputs: MemoryInputs, layout: context.ContextLayout, count: int, extra_bytes: int
+    memory_inputs: MemoryInputs,
+    layout: context.ContextLayout,
+    found: Placement,
+    devices: tuple[Device, ...],
+    extra_bytes: int,
 ) -> MemoryBreakdown:
     """Return the memory of all devices together; `extra_bytes` are not for layers."""
-    gguf = memory_inputs.gguf
-    if not count:
+    gguf, chosen = memory_inputs.gguf, memory_inputs.chosen
+    placed = placement.placed_weights(gguf, found, _names(devices))
+    if not placed.total:
         return MemoryBreakdown()
+    copied = placed.largest_kept if chosen.get("op-offload") is not False else 0
     return MemoryBreakdown(
-        weights=moved_weights(gguf, count) + (0 if gguf.output_bytes else gguf.embedding_bytes),
-        kv=offloaded_kv_bytes(gguf, layout, count, memory_inputs.chosen),
-        compute=context.compute_bytes(gguf, layout),
+        weights=placed.total + _output_copy(gguf, found),
+        kv=sum(offloaded_kv(gguf, layout, found, chosen)),
+        compute=context.compute_bytes(gguf, layout, copied),
         draft=extra_bytes - memory_inputs.projector_bytes,
         projector=memory_inputs.projector_bytes,
     )
 
 
+def _output_copy(gguf: Gguf, found: Placement) -> int:
+    """Return the bytes of the embeddings' copy that serves as output on a device."""
+    return 0 if gguf.output_bytes or not found.layers else gguf.embedding_bytes
+
+
+def _names(devices: tuple[Device, ...]) -> tuple[str, ...]:
+    return tuple(device.name for device in devices)
+
+
 def split_between(
-    take: MemoryBreakdown, devices: tuple[Device, ...], chosen: context.Chosen
+    memory_inputs: MemoryInputs,
+    layout: context.ContextLayout,
+    found: Placement,
+    devices: tuple[Device, ...],
+    take: MemoryBreakdown,
 ) -> Mapping[str, MemoryBreakdown]:
     """Split memory by `tensor-split` or by device memory; each has a full compute buffer."""
     if not take.total:
         return {}
-    weights = _weights(devices, str(chosen.get("tensor-split", "")))
-    whole = sum(weights)
-
-    def share(weight: float) -> MemoryBreakdown:
-        parts = (int(getattr(take, field.name) * weight // whole) for field in fields(take))
-        return replace(MemoryBreakdown(*parts), compute=take.compute)
-
-    pairs = zip(devices, weights, strict=True)
-    return {device.name: share(weight) for device, weight in pairs if weight}
+    gguf, chosen = memory_inputs.gguf, memory_inputs.chosen
+    shares = _weights(devices, str(chosen.get("tensor-split", "")))
+    placed = placement.placed_weights(gguf, found, _names(devices))
+    kv, first = offloaded_kv(gguf, layout, found, chosen), placement.first_layer(gguf, found)
+    owners = placement.layer_owners(shares, gguf.layers, found.layers) if found.layers else ()
+    weights, cache = [placed.named.get(name, 0) for name in _names(devices)], [0] * len(devices)
+    for layer, owner in enumerate(owners[:-1], first):
+        weights[owner] += placed.by_layer[layer]
+        cache[owner] += kv[layer]
+    for owner in owners[-1:]:
+        weights[owner] += placed.output + _output_copy(gguf, found)
+    return {
+        device.name: replace(
+            take,
+            weights=weights[at],
+            kv=cache[at],
+            draft=int(take.draft * share // sum(shares)),
+            projector=int(take.projector * share // sum(shares)),
+        )
+        for at, (device, share) in enumerate(zip(devices, shares, strict=True))
+        if share or weights[at]
+    }
 
 
 def _weights(devices: tuple[Device, ...], split: str) -> Sequence[float]:
@@ -244,9 +283,14 @@ class Estimate:
     host: MemoryBreakdown
     devices: Mapping[str, MemoryBreakdown]  # by device name; empty if nothing is offloaded
     mapped_bytes: int  # main memory shared by all instances that map the same file
-    layers_offloaded: int  # layers on devices; the output counts as a layer
+    placement: Placement  # of the weights that are on devices
     workers: Mapping[str, WorkerMemory] = field(default_factory=dict)  # by name
     is_fitted: bool = False  # whether the engine offloads fewer layers if less memory is free
+
+    @property
+    def layers_offloaded(self) -> int:
+        """The layers on devices; the output counts as a layer."""
+        return self.placement.layers
 
     @property
     def own_bytes(self) -> int:
@@ -271,17 +315,21 @@ def estimate(memory_inputs: MemoryInputs) -> Estimate:
     layout = context.context_layout(gguf, chosen, memory_inputs.engine)
     devices = devices_of(memory_inputs)
     draft = _draft_bytes(memory_inputs, layout)
-    count = count_offloaded(memory_inputs, layout, devices, draft + memory_inputs.projector_bytes)
-    on_host = count <= gguf.layers
+    found = place(memory_inputs, layout, devices, draft + memory_inputs.projector_bytes)
+    extra_bytes = (draft + memory_inputs.projector_bytes) if found.layers else 0
+    on_all = on_devices(memory_inputs, layout, found, devices, extra_bytes)
     load_mode = str(chosen.get("load-mode", "mmap"))
     is_mapped = chosen.get("mmap") is not False and ("mmap" in load_mode or load_mode == "auto")
-    extra_bytes = (draft + memory_inputs.projector_bytes) if count else 0
+    host_weights = gguf.tensor_bytes - on_all.weights + _output_copy(gguf, found)
+    # With a device, the host's matrices stay as they are, and large batches are computed there.
+    # Source: llama-model.cpp, make_cpu_buft_list.
+    computes = not on_all.total or chosen.get("op-offload") is False
     host = MemoryBreakdown(
-        weights=gguf.tensor_bytes - moved_weights(gguf, count),
-        copies=_copies(gguf, memory_inputs) * layers_left(gguf, count) // max(1, gguf.layers),
-        kv=_kv_bytes(gguf, layout) - offloaded_kv_bytes(gguf, layout, count, chosen),
+        weights=host_weights,
+        copies=0 if on_all.total else _copies(gguf, memory_inputs),
+        kv=_kv_bytes(gguf, layout) - on_all.kv,
         compute=context.compute_bytes(gguf, layout)
-        if on_host
+        if computes and found.layers <= gguf.layers
         else context.input_bytes(gguf, layout),
         output=context.output_bytes(gguf, layout),
         prompt_cache=layout.prompt_cache_bytes,
@@ -294,14 +342,13 @@ def estimate(memory_inputs: MemoryInputs) -> Estimate:
         + gguf.vocab_size
         * (_BYTES_PER_TOKEN_MERGED if gguf.tokenizer == "gpt2" else _BYTES_PER_TOKEN),
     )
-    on_all = on_devices(memory_inputs, layout, count, extra_bytes)
-    taken = split_between(on_all, devices, chosen)
+    taken = split_between(memory_inputs, layout, found, devices, on_all)
     here = {device.name for device in devices if device.worker is None}
     return Estimate(
         host=host,
         devices={name: memory for name, memory in taken.items() if name in here},
         mapped_bytes=host.weights if is_mapped else 0,
-        layers_offloaded=count,
+        placement=found,
         workers={
             name: _worker_memory([device for device in devices if device.worker == name], taken)
             for name in dict.fromkeys(device.worker for device in devices if device.name in taken)

@@ -1,23 +1,19 @@
 """The layers of each worker of a split model. Pure, except the shares that are kept on disk.
 
-The output counts as one more layer, after the last; the layers on devices are the last ones; number
-N of these L goes to the first device whose cumulated share of the split is greater than N / L.
-Whole layers are divided in proportion to weights, by largest remainders.
+Whole layers are divided in proportion to weights, by largest remainders. `plan.placement` says
+which layers a split gives to each device.
 
 `corral balance --apply` writes a file for each model, with the number of layers of each worker now
 and before. It is not used once the model has other workers or another number of layers.
 
-Source: llama-model.cpp, load_tensors; Balinski and Young, Fair Representation, on Hamilton's
-method.
+Source: Balinski and Young, Fair Representation, on Hamilton's method.
 """
 
 from __future__ import annotations
 
-import bisect
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +22,7 @@ from supervisor.models.metadata import Gguf
 from supervisor.plan import kv_cache
 from supervisor.plan.context import compute_bytes, context_layout
 from supervisor.plan.estimate import MemoryInputs
+from supervisor.plan.placement import layer_owners
 from supervisor.plan.plan import Plan
 from supervisor.plan.resolve import SPLIT, RpcWorker
 from supervisor.rpc.address import WorkerAddress
@@ -51,20 +48,6 @@ def apportion(total: int, shares: Sequence[Share]) -> tuple[int, ...]:
         }
         given[max(remainders, key=remainders.__getitem__)] += step
     return tuple(given)
-
-
-def layer_owners(
-    split: Sequence[float], layers: int, offloaded: int | None = None
-) -> tuple[int, ...]:
-    """Return the device of each layer on devices; the last item is that of the output.
-
-    `split` are the shares of `--tensor-split`, not all 0. `offloaded` layers are on devices,
-    including the output; by default all.
-    """
-    count = layers + 1 if offloaded is None else min(layers + 1, offloaded)
-    bounds = [total / sum(split) for total in accumulate(split)]
-    last = max(at for at, share in enumerate(split) if share)
-    return tuple(min(last, bisect.bisect_right(bounds, at / count)) for at in range(count))
 
 
 def split_for(layers: Sequence[int]) -> tuple[int, ...]:

@@ -89,7 +89,7 @@ def _by_part(take: MemoryBreakdown) -> dict[str, float]:
 def _logged(
     engine: Engine, model: Path, flags: Mapping[str, FlagValue], device: str | None
 ) -> dict[str, float]:
-    rendered, _ = render({**flags, "threads": 1, "fit": "off", "warmup": False}, engine.flags)
+    rendered, _ = render({"fit": "off", **flags, "threads": 1, "warmup": False}, engine.flags)
     words = [word for line in rendered for word in (line.flag, line.value) if word]
     argv = [str(engine.path), "--model", str(model), "--port", "0", "--log-verbosity", "4"]
     environment = clean_environment(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ _GGUF = Gguf(
     matrix_bytes=(("Q4_1", 32, 66_000_000),),
     is_causal=True,
     pooling=None,
+    tensors=(),
     fingerprint="0" * 32,
 )
 
@@ -68,7 +70,16 @@ def model(**changes: Any) -> Gguf:
     """Return the facts of a small model, but for the changes."""
     if "kv_heads" in changes:
         changes = {"sliding": (False,) * len(changes["kv_heads"])} | changes
-    return replace(_GGUF, **changes)
+    made = replace(_GGUF, **changes)
+    return made if made.tensors else replace(made, tensors=tuple(_tensors(made)))
+
+
+def _tensors(made: Gguf) -> Iterator[tuple[str, int]]:
+    """Yield the ends of a model, and one tensor for each of its equal layers."""
+    yield "token_embd.weight", made.embedding_bytes
+    yield "output.weight", made.output_bytes
+    each = (made.tensor_bytes - made.embedding_bytes - made.output_bytes) // max(1, made.layers)
+    yield from ((f"blk.{layer}.ffn_up.weight", each) for layer in range(made.layers))
 
 
 def flags(build: str) -> Flags:

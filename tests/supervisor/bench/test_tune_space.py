@@ -86,9 +86,10 @@ def test_layers_and_devices_are_tried_if_there_are_devices() -> None:
 def test_experts_are_placed_if_there_are_devices() -> None:
     here = replace(HERE, devices=("Vulkan0",), flags=flags("b11434"))
     assert not values(candidates("latency", here), "n-cpu-moe")
-    assert not values(candidates("latency", replace(HERE, has_experts=True)), "n-cpu-moe")
-    moe = replace(here, has_experts=True)
-    assert values(candidates("latency", moe), "n-cpu-moe") == [7, 15, 30]
+    assert not values(candidates("latency", replace(HERE, experts_kept=7)), "n-cpu-moe")
+    moe = replace(here, experts_kept=7)
+    assert values(candidates("latency", moe), "n-cpu-moe") == [7, 10, 30]
+    assert values(candidates("latency", replace(here, experts_kept=30)), "n-cpu-moe") == [30]
     newer = candidates("throughput", replace(moe, flags=newest_flags()))
     assert values(newer, "moe-cache-mib") == [2048, 8192]
 

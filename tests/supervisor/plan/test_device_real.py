@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support import tiny_gguf
+from support import tiny_gguf, tiny_moe
 from support.buffers import compare
 
 from supervisor.builds.discover import Engine
@@ -41,3 +41,24 @@ def test_the_estimate_of_a_device_is_within_a_tenth_of_the_engines_log(
     logged = {part: round(size / 2**20, 2) for part, size in found.logged.items()}
     estimated = {part: round(size / 2**20, 2) for part, size in found.estimated.items()}
     assert abs(found.error) < 0.1, (logged, estimated)
+
+
+@pytest.mark.parametrize("kind", tiny_moe.KINDS)
+def test_the_placement_of_experts_is_that_of_the_engine(
+    device_engine: Engine, tmp_path: Path, kind: tiny_moe.Kind
+) -> None:
+    """Weights and cache agree to the two decimals of the log, wherever the experts go."""
+    model = tiny_moe.make(tmp_path / "moe.gguf", kind, tiny_moe.Size())
+    device_mib = device_engine.devices[0].total_mib
+    cases: tuple[dict[str, FlagValue], ...] = (
+        {"gpu-layers": 5},
+        {"gpu-layers": "all", "n-cpu-moe": 4},
+        {"gpu-layers": "all", "override-tensor": r"blk\.[1-4]\.ffn_(up|down)_exps=CPU"},
+        {"fit": "on", "fit-target": device_mib - 170},
+    )
+    for flags in cases:
+        found = compare(device_engine, model, {**COMMON, "parallel": 1, **flags}, device=DEVICE)
+        for part in ("weights", "kv"):
+            logged, estimated = found.logged[part], found.estimated[part]
+            assert abs(estimated - logged) < 2**20 / 50, (flags, part, logged, estimated)
+        assert abs(found.error) < 0.1, (flags, found.logged, found.estimated)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.rpc.shards import layer_owners, split_for
+from supervisor.plan.placement import layer_owners
+from supervisor.rpc.shards import split_for
 
 
 def layer_counts(split: Sequence[float], layers: int) -> tuple[int, ...]:

@@ -17,10 +17,11 @@ from support.slow_worker import worker
 
 from supervisor.builds.discover import Engine
 from supervisor.builds.probe import environment
+from supervisor.plan.placement import layer_owners
 from supervisor.rpc.address import WorkerAddress
 from supervisor.rpc.balance import ShardMetrics
 from supervisor.rpc.relay import Relay
-from supervisor.rpc.shards import layer_owners, split_for
+from supervisor.rpc.shards import split_for
 
 LIMIT_S = 60
 TOKENS = 24
