@@ -5,7 +5,7 @@ the path of a llama-server. `packaged` is the engine of the extra `[engine]`. A 
 place of the packaged engine: its files are copied into a Python package of the same name, which
 PYTHONPATH names first, so the tests, the scripts and all daemons that they start find it alone.
 
-What each check said is added to build/engine_builds.json, and the table of all builds there is
+The result of each check is added to build/engine_builds.json, and the table of all builds there is
 printed and written to build/engine_builds.md. docs/engines.md has the conclusions.
 """
 

@@ -122,7 +122,7 @@ def read_modules(root: Path) -> list[Module]:
 
 
 def importers(modules: Sequence[Module]) -> dict[str, set[str]]:
-    """Return, for each module, the other modules that import it or a name of it."""
+    """Return, for each module, the other modules that import it or its names."""
     names = {module.name for module in modules}
     found: dict[str, set[str]] = defaultdict(set)
     for module in modules:
@@ -232,7 +232,7 @@ def loose_files(root: Path, package: str) -> int:
 
 
 def figures(root: Path) -> dict[str, str]:
-    """Return the figures of a checkout, by what they are of."""
+    """Return the figures of a checkout by their names."""
     modules = read_modules(root)
     sizes = [len(module.code) for module in modules if module.path.name != "__init__.py"]
     code = sum(len(module.code) for module in modules)

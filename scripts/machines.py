@@ -1,9 +1,9 @@
-"""Three machines behind a DNS name, a front with a model of its own, and clients that stream.
+"""Three machines behind a DNS name, a front with its own model, and clients that stream.
 
 The machines are daemons on 127.0.0.2 to 4 with real engines, dnsmasq has their records. Records are
 added and removed, the name vanishes, one machine is killed, one drained, all are restarted one
-after the other. Each answer must be whole; only one that the killed machine was giving may end, and
-that in an error event. Exits with 1 after any deviation.
+after the other. Each answer must be whole; only an answer of the killed machine may end early, with
+an error event. Exits with 1 after any deviation.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ local_first = false
 
 @dataclass
 class Phase:
-    """What became of the answers that began in a phase, by outcome; those of note are kept."""
+    """The answers that began in a phase, by outcome; those of note are kept."""
 
     name: str
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -135,7 +135,7 @@ class Clients:
 
 
 def answer(port: int) -> tuple[str, str]:
-    """Return which instance gave an answer, and "whole", "error event" or what was wrong."""
+    """Return which instance gave an answer, and "whole", "error event" or the fault."""
     messages = [{"role": "user", "content": "hello"}]
     body = {"model": "chat", "stream": True, "max_tokens": TOKENS, "temperature": 0}
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
@@ -178,7 +178,7 @@ def outcome_of(chunks: Sequence[str]) -> str:
 
 
 class Machines:
-    """The front, the machines, and what happens to them."""
+    """The front, the machines, and the events that happen to them."""
 
     def __init__(self, home: Path, names: NameServer, clients: int) -> None:
         model = tiny_gguf.make(
@@ -227,7 +227,7 @@ class Machines:
             self._phase(f"restart of {host}", functools.partial(self._restart, host), {*HOSTS})
 
     def _phase(self, name: str, do: Callable[[], object], up: set[str]) -> None:
-        """Do something, wait for what comes of it, and let it stand for some answers."""
+        """Do something, wait for its effect, and let it stand for some answers."""
         phase = Phase(name)
         self.phases.append(phase)
         began_at_s = time.monotonic()

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parent.parent
 MODULE = "supervisor.engine.states"
 SOURCE = ROOT / "supervisor" / "engine" / "states.py"
 LAWS = ROOT / "tests" / "laws" / "test_lifecycle.py"
-# What passed last, so that --if-changed has nothing to do.
+# The inputs of the last pass, so that --if-changed has nothing to do.
 PASSED = ROOT / ".venv" / ".mutate_table"
 NOTHING = "nothing deleted"
 # The tests need no fixtures and plugins of the project, and the first failure is enough. Two

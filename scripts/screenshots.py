@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import base64
 import io
 import json
 import re
@@ -10,13 +11,13 @@ import tempfile
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import count, product
+from itertools import count
 from pathlib import Path
 from typing import Final, Literal
 
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, Page
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.text import Text
@@ -29,14 +30,19 @@ from supervisor.system.paths import directories
 
 _SIZES: Final = {"wide": (1440, 900), "narrow": (390, 844)}
 _SCHEMES: Final[tuple[Literal["light", "dark"], ...]] = ("light", "dark")
-_CLIENTS: Final = 8
-_SETTLED_S: Final = 20
+_QUALITY: Final = 80
+_KEYS: Final = ("laptop", "phone", "agents")
+_CLIENTS: Final = 6  # so that the chat finds a free slot
+_REDRAWN_MS: Final = 700
 _QUESTIONS: Final = (
     "Why is the sky blue?",
     "Tell me a story about a llama that lives in a corral.",
     "Write a list of ten animals, with a sentence about each.",
 )
 _SETTINGS: Final = """
+[proxy]
+listen = "127.0.0.1:0"
+api_keys_file = "keys.toml"
 [models.smollm2]
 path = "{smollm2}"
 flags = {{ ctx-size = 8192, parallel = 4 }}
@@ -48,6 +54,8 @@ path = "{tiny}"
 preload = false
 [models.broken]
 path = "{broken}"
+[nodes.attic]
+url = "{node}"
 [supervisor.restart]
 backoff_initial_s = 0.1
 max_failures = 2
@@ -57,19 +65,22 @@ max_failures = 2
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="where the pictures go")
-    folder: Path = parser.parse_args().folder
+    parser.add_argument(
+        "--minutes", type=float, default=0.5, help="of requests before the pictures"
+    )
+    arguments = parser.parse_args()
+    folder: Path = arguments.folder
     folder.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory(prefix="c") as directory,
         chromium() as browser,
-        _daemon(Path(directory)) as corral,
-        _clients(corral.url),
+        _daemon(Path(directory)) as (corral, keys),
+        _clients(corral.url, keys),
     ):
         until(lambda: corral.slots_busy() > 2)
-        threading.Event().wait(_SETTLED_S)  # so that the charts have a line
+        threading.Event().wait(60 * arguments.minutes)  # so that the charts have a line
         _picture_top(corral, folder / "top.svg")
-        for scheme, size in product(_SCHEMES, _SIZES):
-            _picture_views(browser, corral, scheme, size, folder)
+        _picture_views(browser, corral, folder)
 
 
 def _picture_top(corral: CorralCli, path: Path) -> None:
@@ -85,32 +96,51 @@ def _picture_top(corral: CorralCli, path: Path) -> None:
 
 
 @contextmanager
-def _daemon(directory: Path) -> Iterator[CorralCli]:
-    corral = CorralCli(directory)
-    broken = directory / "broken.gguf"
-    tiny = tiny_gguf.make(directory / "tiny.gguf")
-    broken.write_bytes(tiny.read_bytes()[:-1000])
-    corral.configure(
-        _SETTINGS.format(
-            smollm2=directories().models / "SmolLM2-135M-Instruct.Q4_1.gguf",
-            slow=tiny_gguf.make_slow(directory / "slow.gguf"),
-            tiny=tiny,
-            broken=broken,
-        )
-    )
-    corral("start")  # one model cannot be started
+def _node(directory: Path, tiny: Path) -> Iterator[CorralCli]:
+    directory.mkdir()
+    node = CorralCli(directory)
+    node.hide_stored_models()
+    node.configure(f'[models.tiny]\npath = "{tiny}"')
+    node.ok("start")
     try:
-        yield corral
+        yield node
     finally:
-        corral.end()
+        node.end()
 
 
 @contextmanager
-def _clients(url: str) -> Iterator[None]:
-    """Send chats until the block ends."""
+def _daemon(directory: Path) -> Iterator[tuple[CorralCli, list[str]]]:
+    corral = CorralCli(directory)
+    corral.hide_stored_models()
+    broken = directory / "broken.gguf"
+    tiny = tiny_gguf.make(directory / "tiny.gguf")
+    broken.write_bytes(tiny.read_bytes()[:-1000])
+    with _node(directory / "node", tiny) as node:
+        corral.configure(
+            _SETTINGS.format(
+                smollm2=directories().models / "SmolLM2-135M-Instruct.Q4_1.gguf",
+                slow=tiny_gguf.make_slow(directory / "slow.gguf"),
+                tiny=tiny,
+                broken=broken,
+                node=node.url,
+            )
+        )
+        keys = [corral.data("key", "add", name)["key"] for name in _KEYS]
+        corral("start")  # one model cannot be started
+        try:
+            yield corral, keys
+        finally:
+            corral.end()
+
+
+@contextmanager
+def _clients(url: str, keys: Sequence[str]) -> Iterator[None]:
+    """Send chats with these API keys until the block ends."""
     ended = threading.Event()
     threads = [
-        threading.Thread(target=_chat, args=(url, number, ended), daemon=True)
+        threading.Thread(
+            target=_chat, args=(url, keys[number % len(keys)], number, ended), daemon=True
+        )
         for number in range(_CLIENTS)
     ]
     for thread in threads:
@@ -121,7 +151,7 @@ def _clients(url: str) -> Iterator[None]:
         ended.set()
 
 
-def _chat(url: str, number: int, ended: threading.Event) -> None:
+def _chat(url: str, key: str, number: int, ended: threading.Event) -> None:
     model = "story" if number % 2 else "smollm2"
     messages: list[dict[str, str]] = []
     for turn in count(number):
@@ -130,52 +160,61 @@ def _chat(url: str, number: int, ended: threading.Event) -> None:
         question = _QUESTIONS[turn % len(_QUESTIONS)]
         messages = [*messages[-4:], {"role": "user", "content": question}]
         with suppress(urllib.error.URLError):
-            _ask(url, {"model": model, "messages": messages, "max_tokens": 300}, ended)
+            _ask(url, key, {"model": model, "messages": messages, "max_tokens": 80}, ended)
 
 
-def _ask(url: str, body: dict[str, object], ended: threading.Event) -> None:
+def _ask(url: str, key: str, body: dict[str, object], ended: threading.Event) -> None:
     request = urllib.request.Request(  # noqa: S310 (our own daemon)
         f"{url}/v1/chat/completions",
         data=json.dumps({**body, "stream": True}).encode(),
-        headers={"Content-Type": "application/json"},
+        headers={"Content-Type": "application/json", "Authorization": f"Bearer {key}"},
     )
     with urllib.request.urlopen(request, timeout=60) as response:  # noqa: S310
         while response.readline() and not ended.is_set():
             pass
 
 
-def _picture_views(
-    browser: Browser, corral: CorralCli, scheme: Literal["light", "dark"], size: str, folder: Path
-) -> None:
-    width, height = _SIZES[size]
-    context = browser.new_context(
-        viewport={"width": width, "height": height}, color_scheme=scheme, device_scale_factor=1
-    )
+def _picture_views(browser: Browser, corral: CorralCli, folder: Path) -> None:
+    context = browser.new_context(device_scale_factor=1)
     dashboard = Dashboard(context, corral.url)
     page = dashboard.page
     page.goto(f"{corral.url}/corral/")
     page.get_by_text("not signed in").wait_for()
-    page.screenshot(path=folder / f"signed-out-{scheme}-{size}.png")
     dashboard.sign_in(corral.data("ui", "--no-browser")["url"])
-    for view in VIEWS:
-        dashboard.show(view)
-        page.locator(".waiting").wait_for(state="detached")
-        if view == "chat":
-            page.get_by_label("Model").select_option("smollm2")
-            page.get_by_label("Message").fill("Which animals live in a corral? Answer with a list.")
-            page.keyboard.press("Enter")
-            page.get_by_role("link", name="Explain").wait_for()
-        if view == "clients":
-            page.locator("summary").first.click()
-        page.wait_for_timeout(600)
-        page.screenshot(path=folder / f"{view}-{scheme}-{size}.png")
-    dashboard.show("requests")
-    page.get_by_role("table", name="Finished").get_by_role("link").first.click()
-    page.locator(".drawer .waiting").wait_for(state="detached")
-    page.screenshot(path=folder / f"explanation-{scheme}-{size}.png")
+    dashboard.show("chat")
+    page.get_by_label("Model").select_option("smollm2")
+    page.get_by_label("Message").fill(
+        "Write a short Python function that counts the llamas in a list of animals."
+    )
+    page.keyboard.press("Enter")
+    page.get_by_role("link", name="Explain").wait_for()
+    for scheme in _SCHEMES:
+        page.emulate_media(color_scheme=scheme)
+        page.reload()
+        for view in (*VIEWS, "machines"):
+            dashboard.show(view)
+            page.locator(".waiting").wait_for(state="detached")
+            if view == "clients":
+                page.locator("summary").first.click()
+            _picture(page, folder, view, scheme)
+        dashboard.show("requests")
+        page.get_by_role("table", name="Finished").get_by_role("link").first.click()
+        page.locator(".drawer .waiting").wait_for(state="detached")
+        _picture(page, folder, "explanation", scheme)
     for complaint in dashboard.complaints:
-        print(f"{scheme}, {size}: {complaint}")
+        print(complaint)
     context.close()
+
+
+def _picture(page: Page, folder: Path, name: str, scheme: str) -> None:
+    """Write WebP files, a third of the size of the PNG files that playwright writes."""
+    session = page.context.new_cdp_session(page)
+    for size, (width, height) in reversed(_SIZES.items()):
+        page.set_viewport_size({"width": width, "height": height})
+        page.wait_for_timeout(_REDRAWN_MS)
+        taken = session.send("Page.captureScreenshot", {"format": "webp", "quality": _QUALITY})
+        (folder / f"{name}-{size}-{scheme}.webp").write_bytes(base64.b64decode(taken["data"]))
+    session.detach()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Try the Responses API, and Ollama's, with the client libraries that speak them.
 
-A daemon of its own serves SmolLM2, with stored responses. Its template has examples of a tool's
-use, so that the small model calls the tool and tells what that returned. Each
+A separate daemon serves SmolLM2, with stored responses. Its template has examples of a tool's
+use, so that the small model calls the tool and repeats its result. Each
 library runs a program of `scripts/sdk_checks` that says of each feature whether it works. Exits
 with 1 if one does not.
 """
@@ -136,7 +136,7 @@ def _features(name: str) -> Sequence[str]:
 def _run(
     program: Sequence[str], environment: Mapping[str, str], features: Sequence[str]
 ) -> dict[str, str]:
-    """Return what a program says of each feature."""
+    """Return a program's result for each feature."""
     ran = subprocess.run(
         program,
         cwd=ROOT,

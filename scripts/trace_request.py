@@ -4,8 +4,8 @@ The request has an API key and is the third turn of a conversation. It passes th
 this process, with a fake engine behind it that lists its slots as llama-server does. A generator or
 coroutine counts where it starts; comprehensions do not count.
 
-Calls are counted by what the client waits for at the time. With `--sampled`, the request is one
-that the estimator samples.
+Calls are counted by the thing for which the client waits at the time. With `--sampled`, the request
+is one that the estimator samples.
 
 A `*` marks a step: a function that calls one in another module. Those a reader has to open to see
 where the request goes next; the others stay in their module. A change of package is a pair of
@@ -65,7 +65,7 @@ class Trace:
     """The functions that were entered, the first first, and which of them are steps.
 
     Attributes:
-        phase: What the client waits for now.
+        phase: The thing for which the client waits now.
         calls: Calls by phase.
     """
 
@@ -201,7 +201,7 @@ def _whole(body: bytes) -> bytes:
 async def _proxy(
     directory: Path, trace: Trace
 ) -> AsyncIterator[Callable[[list[dict[str, str]]], Any]]:
-    """Run engine and proxy; yields what posts a chat."""
+    """Run engine and proxy; yields a function that posts a chat."""
     keys, socket = directory / "keys.toml", directory / "engine.sock"
     keys.write_text(f'[keys.trace]\nkey = "{_KEY}"\n')
     keys.chmod(0o600)
@@ -223,7 +223,7 @@ async def _proxy(
             async with client.post(url, json=body) as response:
                 answer = await response.read()
                 assert answer.endswith(b"data: [DONE]\n\n"), answer  # noqa: S101 (a trace of that)
-            await asyncio.sleep(0.05)  # what the proxy does after the last byte
+            await asyncio.sleep(0.05)  # the proxy's work after the last byte
 
         yield post
     await server.close()

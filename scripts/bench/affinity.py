@@ -60,13 +60,13 @@ W10 = Workload("W10", system_words=2600, turns=3)
 FIRST_SEED = 101
 # Fits 3 of W2's 24 conversations.
 SMALL_CACHE: Mapping[str, object] = {"cache-ram": 32}
-# Where a ratio of times is to be 1, what two runs of the same differ by on a quiet machine.
+# If a ratio of times should be 1: the difference of two equal runs on a quiet machine.
 TIME_NOISE = 1.02
 
 
 @dataclass(frozen=True)
 class Runs:
-    """What a bench runs.
+    """The workload of a bench.
 
     Attributes:
         model: GGUF file.
@@ -151,7 +151,7 @@ def bench_w1(runs: Runs) -> Result:
 
 
 def bench_keys(runs: Runs) -> Result:
-    """W1, whose conversations have five API keys in turn: what it costs that they share none."""
+    """W1, whose conversations have five API keys in turn: the cost of separate caches."""
     results = _interleaved([EACH_KEY, ALL_KEYS], runs, W1, max(runs.seeds, runs.repeats))
     _show(W1, results)
     cost = _mean_prefilled(results[EACH_KEY]) / _mean_prefilled(results[ALL_KEYS])

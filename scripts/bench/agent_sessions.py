@@ -34,7 +34,7 @@ def tool_s(rng: random.Random, tool: str) -> float:
 
 @dataclass
 class Outcome:
-    """What became of the sessions.
+    """The results of the sessions.
 
     Attributes:
         computed: Prompt tokens.

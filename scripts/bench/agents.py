@@ -1,10 +1,10 @@
 """Compare how long sessions of agents take, with slots held for their next turns and without.
 
 The sessions are those of `agent_sessions`. They share four slots of two engines with one thread
-each. Without `--caches`, the engines have no cache beside their slots, as where conversations are
-too large for one: that is what a hold spares.
+each. Without `--caches`, the engines have no cache beside their slots, as if conversations were too
+large for one: a hold saves that loss.
 
-The model says what a script has it say (`scripts.client_programs.scripted_model`), and computes as
+The model says the text of a script (`scripts.client_programs.scripted_model`), and computes as
 much for it as one of 60 million parameters. Computed tokens depend little on the machine's load;
 times do, so they are compared between interleaved runs. With `--simulated`, the whole proxy runs in
 virtual time, before engines that only wait (`tests/support/agents.py`): that depends on no machine.

@@ -78,7 +78,7 @@ def outcome(part: Part, left_s: float, *, is_quick: bool) -> PartOutcome:
 
 
 def _run(argv: Sequence[str], limit_s: float, directory: str) -> str | None:
-    """Run a script in a process group and a directory of its own; return why it failed, or None."""
+    """Run a script in a new process group and directory; return why it failed, or None."""
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             argv,
@@ -102,7 +102,7 @@ def _run(argv: Sequence[str], limit_s: float, directory: str) -> str | None:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Interrupt a script, so that it ends what it started; kill it if it does not."""
+    """Interrupt a script, so that it ends its children; kill it if it does not."""
     with suppress(ProcessLookupError):
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGINT)

@@ -21,8 +21,8 @@ them for the references.
 
 With `--new`, no conversation returns: each has a secret that was never seen before, and its turns
 come while host caches give up older conversations. There are no references: an answer is only
-searched for the secrets of all others, and how many answers name their own secret tells what such
-a search is worth. llama.cpp's issue 27148 reports a leak of this kind.
+searched for the secrets of all others, and the share of answers that name their own secret shows
+the power of such a search. llama.cpp's issue 27148 reports a leak of this kind.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Canary:
 
 @dataclass
 class Findings:
-    """The answers checked and what was wrong with them.
+    """The answers checked and their faults.
 
     Attributes:
         turns: Answers checked.

@@ -1,7 +1,7 @@
-"""Measure what an open dashboard costs: tokens per second of 16 streams, processor time, memory.
+"""Measure the cost of an open dashboard: tokens per second of 16 streams, processor time, memory.
 
 Rounds with and without a listener of the live stream take turns on one daemon, in random order, so
-that what else the machine does meets both. The engine and the clients share the cores with the
+that other work of the machine affects both. The engine and the clients share the cores with the
 daemon.
 """
 

@@ -2,7 +2,7 @@
 
 Four clients stream one answer after another. Prompts of 2 000 tokens arrive at fixed times, each a
 new conversation. A gap is the time between two tokens of one answer, of the four streams together.
-Each round starts one daemon for each variant, in an order of its own, with the same prompts.
+Each round starts one daemon for each variant, in a random order, with the same prompts.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ prefer_pure_decode = {pure}
 
 @dataclass
 class Seen:
-    """What one daemon gave, in seconds; `tokens` are those of the streams."""
+    """The results of one daemon, in seconds; `tokens` are those of the streams."""
 
     gaps_s: list[float] = field(default_factory=list)
     first_s: list[float] = field(default_factory=list)

@@ -1,6 +1,6 @@
 """Compare the profiles with llama-server's own defaults, interleaved in one run.
 
-Each round starts every variant once, in an order of its own. Rates of one client come from the
+Each round starts every variant once, in a random order. Rates of one client come from the
 engine's `timings`, rates of several clients from the wall clock. Rounds are compared pair by pair,
 as ratios.
 """

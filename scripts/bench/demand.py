@@ -2,7 +2,7 @@
 
 `base` begins with its own number of slots. The clients send requests until `corral status` shows as
 many slots as clients, and one instance that is ready; then their total rate is measured. Each round
-starts both variants once for each number of clients, in an order of its own.
+starts both variants once for each number of clients, in a random order.
 """
 
 from __future__ import annotations

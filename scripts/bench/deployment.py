@@ -53,7 +53,7 @@ class Deployment:
 
     Attributes:
         policy: A policy of the proxy, or `sticky`: a conversation stays with the engine of its
-            number, whatever it shares with others; or `hearth` or `smg`.
+            number, even if it shares a prefix with others; or `hearth` or `smg`.
         flags: Flags of each engine.
         runs: Share of the time in which the first engine runs; it is stopped for the rest.
         route_by_speed: As in `[proxy]`.
@@ -79,7 +79,7 @@ class Deployment:
         return replace(self, flags={**self.flags, **flags})
 
 
-# Nothing else saves conversations, so what we are compared with does not either.
+# Other programs save no conversations, so this variant does not either.
 NO_FILES: Mapping[str, object] = {"persist_slots": False}
 DEFAULT_LEAST_BUSY = Deployment(
     "least busy, engine's defaults", "least-busy", ENGINE_DEFAULTS, supervisor=NO_FILES

@@ -1,4 +1,4 @@
-"""Measure what offloading options do on a GPU; without one, check them on a software device.
+"""Measure offloading options on a GPU; without a GPU, check them on a software device.
 
 On a GPU: a model of the shape of an 8B model, interleaved rounds, tokens per second of one stream
 and of a prompt. On Mesa's software Vulkan device: whether each option answers as the processor
@@ -96,7 +96,7 @@ def _found(directory: Path, repeats: int) -> Result:
 
 
 def _device(cache: Path) -> Device | None:
-    engine: Engine = load(None, cache_dir=cache)  # a cache of its own: devices depend on drivers
+    engine: Engine = load(None, cache_dir=cache)  # a separate cache: devices depend on drivers
     return engine.devices[0] if engine.devices else None
 
 
@@ -161,7 +161,7 @@ async def _measured(url: str) -> Mapping[str, float]:
 
 
 def check(device: Device, directory: Path, not_measured: Mapping[str, str]) -> Result:
-    """Check the answers of a model that repeats the alphabet, and what of it is on the device."""
+    """Check the answers of a model that repeats the alphabet, and its memory on the device."""
     model = tiny_gguf.make(directory / "alphabet.gguf", mode="cycle", layers=4)
     goals: dict[str, bool] = {}
     device_mib: dict[str, float] = {}

@@ -1,6 +1,6 @@
-"""Checks the memory plan of the software device: what fits, what never does, what runs out.
+"""Checks the memory plan of the software device: a model that fits, never fits, or runs out.
 
-The engine computes on the device and logs what it allocates there; the listing of the device says
+The engine computes on the device and logs its allocations there; the listing of the device says
 that it has 40 MiB, and while memory is to run out, no buffer of more than 10 MiB is allocated.
 """
 

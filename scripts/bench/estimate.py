@@ -131,7 +131,7 @@ class Client:
         return sample
 
     async def _stream(self, body: dict[str, Any]) -> tuple[float, str, dict[str, Any]]:
-        """Return when the first text came, all of it, and the timings."""
+        """Return the time of the first text, the whole text, and the timings."""
         began_at_s, first_s, text = time.monotonic(), 0.0, ""
         timings: dict[str, Any] = {}
         async with self.http.post("/v1/chat/completions", json=body) as response:

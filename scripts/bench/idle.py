@@ -55,7 +55,7 @@ def main() -> int:
     options = parser.parse_args()
     seconds = options.seconds
     with tempfile.TemporaryDirectory(prefix="c") as directory:
-        # No variable with a setting: what reads these takes memory.
+        # No variable with a setting: the module that reads these takes memory.
         corral = CorralCli(Path(directory), measure_threads=True, adaptive=True)
         model = tiny_gguf.make(Path(directory) / "tiny.gguf")
         corral.configure(

@@ -4,7 +4,7 @@ The fake engine and the client of `overhead`, one connection, some hundred reque
 A token's count is that of a long response, whose chunks arrive one by one, without its beginning.
 Neither the collector of cyclic garbage nor the estimator runs, which work by the clock; so counts
 differ by less than 1 % between runs, also on a busy machine, where times say nothing. They are of
-the user space alone: what the kernel does for a request is not counted.
+the user space alone: the kernel's work for a request is not counted.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ SmolLM2-135M and run the conversations of W1 (`scripts/bench/affinity`). Tokens 
 engines' `timings`. Times are not compared: here all machines share the processor.
 
 A front is restarted half-way through, and two fronts take turns: once with one API key for all, so
-that the machines tell each front what another one sent, and once with a key of its own for each
+that the machines tell each front the prompts of the others, and once with a different key for each
 front and each start, so that they do not.
 """
 
@@ -73,7 +73,7 @@ NAMES: Final = tuple(setup.name for setup in SETUPS)
 
 @dataclass
 class Running:
-    """A setup that runs; `fronts` are what clients connect to."""
+    """A running setup; clients connect to `fronts`."""
 
     setup: Setup
     fronts: list[CorralCli] = field(default_factory=list)

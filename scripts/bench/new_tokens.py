@@ -1,9 +1,9 @@
 """How many prompt tokens of a run are new: those that a cache which forgets nothing computes.
 
-New are the tokens of a prompt behind its longest common prefix with any turn, of whatever
-conversation, whose first token had come when the engine began with this one: with its prompt, and
-with its answer but for the last token, which an engine samples and does not evaluate. At least one
-token of each prompt is new. A prompt that waits until the prefix which it shares is computed can
+New are the tokens of a prompt behind its longest common prefix with any turn, of any conversation,
+whose first token had come when the engine began with this one: with its prompt, and with its answer
+but for the last token, which an engine samples and does not evaluate. At least one token of each
+prompt is new. A prompt that waits until the prefix which it shares is computed can
 need fewer: its distinct tokens are those behind its longest common prefix with any turn that began
 before. The engine renders and tokenises the prompts, so their lengths must be those that it
 counted while it answered.

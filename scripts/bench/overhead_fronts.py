@@ -5,7 +5,7 @@ decide nothing (`aiohttp` with its client, `floor` with ours), nginx, haproxy, L
 which routes by the prefixes of prompts. Each is one worker on one core that forwards streams
 without buffering. nginx and haproxy open an upstream connection for each request, as llama-server
 closes them after a stream; `nginx kept`, LiteLLM and smg reuse those of an engine that never closes
-one. What is not installed is left out.
+one. Missing programs are left out.
 """
 
 from __future__ import annotations

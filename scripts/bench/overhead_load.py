@@ -37,7 +37,7 @@ class Samples:
 
 
 def body(*, is_stream: bool, tokens: int = 1, pause_us: int = 0, wait_us: int = 0) -> bytes:
-    """A chat completion request; see `overhead_engine` for what its members mean there."""
+    """A chat completion request; `overhead_engine` has the meaning of its members."""
     return (
         b'{"model":"bench","messages":[{"role":"user","content":"hello"}],"stream":%s,'
         b'"max_tokens":%d,"seed":%d%b}'

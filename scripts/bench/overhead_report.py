@@ -101,7 +101,7 @@ def targets_of(runs: Sequence[Run]) -> list[Target]:
 
 
 def _per_core_s(runs: Sequence[Run], title: str) -> Target | None:
-    """Return the rate that is enough whatever smg's is, if there is one."""
+    """Return the rate that is enough at any rate of smg, if there is one."""
     if title not in _ENOUGH:
         return None
     values = [_COLUMNS[title](run, "corral") for run in runs]
@@ -171,7 +171,7 @@ _ENOUGH: Final = {"req/core-s at 32": 4_500.0, "streams/core-s at 32": 4_000.0}
 
 
 def result_of(runs: Sequence[Run], targets: Sequence[Target]) -> Result:
-    """Return the figures of all fronts, and what is not installed."""
+    """Return the figures of all fronts, and the missing programs."""
     names = [*runs[0]]
     figures = [
         Figure(
@@ -186,7 +186,7 @@ def result_of(runs: Sequence[Run], targets: Sequence[Target]) -> Result:
 
 
 def _known(values: list[float]) -> list[float]:
-    """Leave out what the engine itself does not have, such as processor time of a front."""
+    """Leave out figures that the engine itself does not have, such as processor time of a front."""
     return values if any(values) else []
 
 

@@ -29,10 +29,10 @@ class About:
 
 @dataclass(frozen=True)
 class PartOutcome:
-    """What became of one part.
+    """The outcome of one part.
 
     Attributes:
-        result: None where there is none.
+        result: None if there is none.
         problem: Why there is none, or why its script failed although there is one; None without.
     """
 

@@ -13,7 +13,7 @@ class Part:
 
     Attributes:
         script: Below the project's directory; takes `--json FILE`.
-        about: What is compared, as Markdown.
+        about: The comparison, as Markdown.
         full: Options of a full run.
         quick: Options of a quick run.
         full_s: Limit of a full run; about twice the time on two cores.

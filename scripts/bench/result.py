@@ -1,4 +1,4 @@
-"""What one comparison found: the same shape for every script, written and read as JSON."""
+"""The result of one comparison: the same shape for every script, written and read as JSON."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Result:
     """All that one script found.
 
     Attributes:
-        goals: Whether each goal was met, by its text with what was measured.
-        not_measured: The reason, by the name of what is missing.
+        goals: Whether each goal was met, by its text with the measured value.
+        not_measured: The reason, by the name of the missing program.
         notes: Sentences for the reader.
     """
 
@@ -53,7 +53,7 @@ class Result:
 
 
 def read(path: Path) -> Result:
-    """Read what `write` wrote.
+    """Read a file of `write`.
 
     Raises:
         OSError: There is no such file.

@@ -72,7 +72,7 @@ def main() -> int:
 
 
 def _variants(directory: Path) -> dict[str, Callable[[], AbstractContextManager[str]]]:
-    """Return what serves; router mode only where the build has it."""
+    """Return the servers; router mode only if the build has it."""
     tiny = tiny_gguf.make(directory / "tiny.gguf", ctx=CTX_TINY)
     smollm2 = pinned.find_pin("smollm2").path(directories().models)
     paths = {CHAT: smollm2, **dict.fromkeys(OTHERS, tiny)}

@@ -96,7 +96,7 @@ def _round(model: Path, slow: str) -> Round:
 
 
 def _balance(corral: CorralCli) -> Mapping[str, Any]:
-    """Return what is suggested; raises RuntimeError where nothing is."""
+    """Return the suggested moves; raises RuntimeError if there are none."""
     (found,) = corral.data("balance")
     if found["decision"] != "rebalance":
         raise RuntimeError(f"{found['decision']}: {found['reason']}")

@@ -1,4 +1,4 @@
-"""What a daemon's metrics say of slots, host caches and slot files."""
+"""A daemon's metrics of slots, host caches and slot files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check that conversations return from slot files, and what saving them costs running streams.
+"""Check that conversations return from slot files, and the cost of saving for running streams.
 
 `return` (W8): conversations of 2 000 tokens are made on two engines of one thread, with eight slots
 and host caches for ten of them. After a pause each returns once, in random order, and must find its
@@ -60,7 +60,7 @@ class Conversation:
 
     @property
     def share(self) -> float:
-        """The share of what the engine held after the first turn that the second one found."""
+        """The share of the engine's tokens after the first turn that the second turn found."""
         first, second = self.turns
         return second.cached / (first.prefilled + first.cached + first.decoded - 1)
 
@@ -114,7 +114,7 @@ def _finish(result: Result, path: Path | None) -> int:
 
 
 def measure_return(model: Path, count: int, pause_s: float, seed: int) -> Result:
-    """Make conversations, let them return, and judge what they found."""
+    """Make conversations, let them return, and judge the tokens that they found."""
     rng = random.Random(seed)  # noqa: S311 (texts)
     conversations = [_conversation(rng) for _ in range(count)]
     cold = [_conversation(rng) for _ in range(max(3, count // COLD_EVERY))]

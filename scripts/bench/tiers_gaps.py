@@ -1,4 +1,4 @@
-"""Compare pauses of streams on an engine that saves other conversations, and on one that does not.
+"""Compare pauses of streams on an engine with and without saves of other conversations.
 
 Three streams run without a pause on an engine of one thread and eight slots. New conversations of
 600 tokens come at fixed times, so that each takes the slot of an earlier one, which is saved before
@@ -58,7 +58,7 @@ class Gap:
 
 @dataclass
 class Seen:
-    """What one daemon gave.
+    """The results of one daemon.
 
     Attributes:
         prompts: From a request to its first token.
@@ -71,7 +71,7 @@ class Seen:
 
 
 def measure(model: Path, repeats: int) -> Result:
-    """Measure pairs, each with the same prompts and in an order of its own."""
+    """Measure pairs, each with the same prompts and in a random order."""
     rounds: list[Mapping[str, Seen]] = []
     for number in range(repeats):
         order = random.Random(number).sample([WITH, WITHOUT], 2)  # noqa: S311 (an order)

@@ -1,7 +1,7 @@
 """Saves and restores conversations of the size that an 8B model makes: 128 KiB a token in f16.
 
 The model has the KV cache of Llama 3.1 8B and next to no weights (`large_model.make_light`), so it
-computes prompts much faster than a real one: what is measured here is the time of files.
+computes prompts much faster than a real model: this measures the time of files.
 
 For each size, a conversation is computed (cold), and saved by its idle engine. A stream of another
 conversation then shows how long an engine stands still while it saves the first one. Daemon and
@@ -10,8 +10,8 @@ rewritten. Then the engine that answers is killed too, and the next turn goes to
 
 With f16 on two cores with a load of 8, 2 000 and 8 000 tokens took 5 minutes, and the cold prompt
 of 32 000 took 26; with q8_0 prompts take several times as long. `--disk-mib-s` limits the reads and
-writes of daemon and engines by a control group; with version 1 of these only what does not pass the
-page cache. `--disk-room-mib` gives them a file system of this size. Both need root.
+writes of daemon and engines by a control group; with version 1, only transfers past the page cache.
+`--disk-room-mib` gives them a file system of this size. Both need root.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class _Run:
         return row
 
     async def _measure_full(self, corral: CorralCli) -> Row:
-        """Return what is left on a disk that is too small for the conversation."""
+        """Return the files that are left on a disk that is too small for the conversation."""
         corral.ok("start")
         cold = await self._turn(corral.url, self._size)
         print(corral("slots", "save").stdout.strip(), file=sys.stderr)
@@ -310,7 +310,7 @@ def _cached_bytes(path: Path) -> int:
 
 @contextmanager
 def _slow_disk(mib_s: int | None, directory: Path) -> Iterator[None]:
-    """Limit what this process and its children read from and write to the disk of a directory."""
+    """Limit reads and writes of this process and its children on the disk of a directory."""
     if mib_s is None:
         yield
         return

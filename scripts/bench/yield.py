@@ -56,7 +56,7 @@ batch_yields = {yields}
 
 @dataclass
 class Run:
-    """What one daemon did: the answers of the batch and its time, and the times of the streams."""
+    """The results of one daemon: answers and time of the batch, and times of the streams."""
 
     answers: list[str] = field(default_factory=list)
     took_s: float = 0.0

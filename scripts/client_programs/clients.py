@@ -19,9 +19,9 @@ class Client:
         first: The words of a first turn, for a model and a prompt.
         again: The words of another turn of the same conversation.
         has_tools: Whether it offers a tool that runs commands.
-        bare: More words for a model with a small context, or None where it always sends more.
+        bare: More words for a model with a small context, or None if it always sends more.
         own: Files that its user has before, by their path in the home directory.
-        variables: What keeps it quiet.
+        variables: Variables that keep it quiet.
     """
 
     name: str

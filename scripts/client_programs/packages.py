@@ -41,9 +41,9 @@ def _from_npm(package: str, directory: Path) -> Path:
 
 
 def environment(home: Path, programs: Path, more: Mapping[str, str]) -> dict[str, str]:
-    """An environment with a home of its own, in which nothing reaches beyond this machine."""
+    """An environment with a new home directory, in which nothing reaches beyond this machine."""
     path = os.pathsep.join((str(programs), os.environ.get("PATH", os.defpath)))
-    nowhere = "http://127.0.0.1:9"  # discard: whatever a client sends elsewhere is refused
+    nowhere = "http://127.0.0.1:9"  # discard: anything that a client sends elsewhere is refused
     return {
         "HOME": str(home),
         "PATH": path,

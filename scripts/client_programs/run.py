@@ -3,7 +3,7 @@
 Coding agents get a task with tools and another turn of the same conversation, from a scripted model
 on the real engine, and must tell the user when the context is full. Those whose own prompt is small
 enough chat with SmolLM2. At last `--undo` must leave the settings of the user as they were. Each
-has a home of its own, and nothing leaves this machine but the installation by npm and pip.
+has its own home directory, and nothing leaves this machine but the installation by npm and pip.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from supervisor.system.paths import directories
 COMMANDS: Final = ("cat notes.txt", "echo done > result.txt")
 BIG: Final = ("cat big.txt", "tail -n 9999 big.txt", "head -n 9999 big.txt")
 _WIDE_TOKENS: Final = 131_072
-# What is left in the narrow context beside the client's own prompt.
+# The rest of the narrow context beside the client's own prompt.
 _LEFT_TOKENS: Final = 4096
 _BIG_WORDS: Final = 4000
 _CALL_MAX_S: Final = 240
@@ -44,7 +44,7 @@ parallel = {slots}
 threads = 2
 cache-ram = 256
 """
-# What a client says when the context is full: that, or a summary of its own.
+# A client's output when the context is full: that message, or a summary.
 _FULL: Final = (
     "too long",
     "context window",
@@ -57,7 +57,7 @@ _FULL: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one check; `detail` is the end of what the client printed."""
+    """The outcome of one check; `detail` is the end of the client's output."""
 
     check: str
     is_met: bool

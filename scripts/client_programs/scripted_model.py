@@ -52,11 +52,11 @@ TOOLS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What is said after a token of the prompt; one token itself: a vocabulary has no doubles."""
+    """The text after a token of the prompt; one token itself: a vocabulary has no doubles."""
 
     start: str
     text: str
-    otherwise: str = ""  # what is said if a grammar forbids the text
+    otherwise: str = ""  # the text if a grammar forbids the other one
     words: int = 0  # Tokens that are said before the text.
 
 
@@ -72,7 +72,7 @@ def script(commands: Sequence[str]) -> list[Line]:
 def template(steps: int) -> str:
     """A template for tools; the prompt ends with the start of a line.
 
-    A conversation with the answer in it gets it again: one that was compacted has no results.
+    A conversation that contains the answer gets it again: a compacted conversation has no results.
     """
     names = json.dumps([tool.name for tool in TOOLS])
     return (
@@ -118,7 +118,7 @@ def write(  # noqa: PLR0913 (all by name)
 ) -> Path:
     """Write a model with the vocabulary of another one and the tokens of its script.
 
-    `layers` and `embd` determine what a token costs.
+    `layers` and `embd` determine the cost of a token.
     """
     fields = gguf.GGUFReader(vocabulary_of).fields
     tokens: list[str] = list(fields["tokenizer.ggml.tokens"].contents())

@@ -1,7 +1,7 @@
 """The parts of the documentation that the code decides: `scripts/docs --write` puts them there.
 
 A part stands between two comments, `<!-- NAME: written by scripts/docs --write -->` and
-`<!-- end of NAME -->`. What stands between them is replaced, whatever it is.
+`<!-- end of NAME -->`. The text between them is replaced.
 """
 
 from __future__ import annotations

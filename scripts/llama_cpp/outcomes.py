@@ -16,7 +16,7 @@ _DECISIONS: Final = Path(__file__).with_name("decisions.toml")
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Tests by what became of them.
+    """Tests by their outcome.
 
     Attributes:
         passed: How many passed in both runs.
@@ -60,7 +60,7 @@ def decisions(file: Path = _DECISIONS) -> dict[str, str]:
 def compare(
     direct: Mapping[str, Outcome], corral: Mapping[str, Outcome], reasons: Mapping[str, str]
 ) -> Comparison:
-    """Compare what passed on the engine with the outcomes through llama-corral."""
+    """Compare the tests that passed on the engine with the outcomes through llama-corral."""
     expected = sorted(name for name, outcome in direct.items() if outcome == "passed")
     lost = [name for name in expected if corral.get(name) != "passed"]
     return Comparison(

@@ -1,4 +1,4 @@
-"""A plugin for pytest: what llama.cpp's server tests start and download.
+"""A plugin for pytest: the programs and files that llama.cpp's server tests start and download.
 
 A server is started by `StandIn`. `load_all` of the presets, which downloads every model before the
 first test, does nothing, and a test that downloads a file is skipped. With ONLY, tests run that

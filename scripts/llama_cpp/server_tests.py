@@ -1,6 +1,6 @@
 """Run llama.cpp's server tests on the engine and through llama-corral, and compare.
 
-Models of a hub are replaced by tiny ones that are made here, so tests of what a model says fail in
+Models of a hub are replaced by tiny ones that are made here, so tests of a model's answers fail in
 both runs; in router mode they have the names of the hub. Tests that download a file are skipped.
 Exits with 1 if a test passes on the engine and fails through llama-corral, and `decisions.toml`
 beside this file does not say why.
@@ -57,7 +57,7 @@ def _make_models(directory: Path) -> None:
 
 
 def _install() -> Path:
-    """Put what the tests import beside our own packages, without changing those."""
+    """Put the tests' imports beside our own packages, without changing those."""
     site = directories().cache / "llama_cpp_tests"
     if site.is_dir():
         return site

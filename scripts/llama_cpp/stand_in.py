@@ -24,13 +24,13 @@ from supervisor.plan.setting import ENGINE_TOOLS, reserved_reason
 MODELS: Final = {"stories": "tiny.gguf", "bert": "bert.gguf", "jina": "rank.gguf"}
 _ANY: Final = "tiny.gguf"
 _SOURCES: Final = frozenset({"model", "model-url", "hf-repo", "hf-file"})
-# What router mode offers, as if these were in the cache of a hub.
+# The models of router mode, as if these were in the cache of a hub.
 ROUTER_MODELS: Final = (
     "ggml-org/tinygemma3-GGUF:Q8_0",
     "ggml-org/test-model-stories260K:F32",
     "ggml-org/test-model-stories260K-infill:F32",
 )
-# llama-corral sets these itself, or has settings of its own for them.
+# llama-corral sets these itself, or has other settings for them.
 _NOT_PASSED: Final = frozenset(
     (
         *("host", "port", "alias", "api-key", "offline", "metrics", "slots", "ui"),
@@ -76,7 +76,7 @@ class CommandLine:
         """The options that a model of llama-corral gets.
 
         Raises:
-            OptionRefused: It must not have one of them.
+            OptionRefused: It has a forbidden option.
         """
         found = {
             key: value for key, value in self.options.items() if key not in _NOT_PASSED | _SOURCES
@@ -87,7 +87,7 @@ class CommandLine:
         return found
 
     def model(self, directory: Path) -> Path | None:
-        """The local model; None where it names none, or one that has no substitute."""
+        """The local model; None if it names none, or a model without a substitute."""
         if given := self.options.get("model"):
             return Path(str(given))
         hub = " ".join(str(self.options.get(key, "")) for key in sorted(_SOURCES))
@@ -142,7 +142,7 @@ class StandIn:
             preset.write_text("\n".join(sections), "utf-8")
             argv += ["--models-preset", str(preset)]
         libraries = library_path(env, self.engine.path, self.engine.library_dirs)
-        # With AIP_MODE it listens on this port, whatever --port says.
+        # With AIP_MODE it listens on this port, not on that of --port.
         port = {"AIP_HTTP_PORT": line.text("port", "8080")}
         return subprocess.Popen(argv, env={**env, **libraries, **port})
 
@@ -205,7 +205,7 @@ def _without_sources(words: Sequence[str]) -> list[str]:
 
 
 def settings(line: CommandLine, models: Mapping[str, Path], directory: Path) -> dict[str, object]:
-    """The settings for a command line; writes a file of keys where it has a key.
+    """The settings for a command line; writes a file of keys if it has a key.
 
     Args:
         models: By name; the name of the only model of a server that is no router is empty.

@@ -1,4 +1,4 @@
-"""What of the Responses API works with instructor; `OPENAI_BASE_URL` names the server.
+"""Features of the Responses API that work with instructor; `OPENAI_BASE_URL` names the server.
 
 Its mode `RESPONSES_TOOLS` sends the fields of an object as a tool and as a format, in one request,
 and requires a call of the tool.

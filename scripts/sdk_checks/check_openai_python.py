@@ -1,4 +1,4 @@
-"""What of the Responses API works with openai-python; `OPENAI_BASE_URL` names the server."""
+"""Features of the Responses API in openai-python; `OPENAI_BASE_URL` names the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of the Responses API works with pydantic-ai; `OPENAI_BASE_URL` names the server."""
+"""Features of the Responses API that work with pydantic-ai; `OPENAI_BASE_URL` names the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs of the simulation found, as the rows of a table."""
+"""Results of simulation runs, as the rows of a table."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _costs(run: Run) -> dict[str, float]:
 
 
 def fairness(shares: Sequence[float], count: int | None = None) -> float:
-    """Return Jain's index: 1 where all have the same, 1/n where one of n has all."""
+    """Return Jain's index: 1 if all have the same, 1/n if one of n has all."""
     squares = sum(share * share for share in shares)
     return sum(shares) ** 2 / ((count or len(shares)) * squares) if squares else 1.0
 

@@ -21,7 +21,7 @@ class ProcessorTimes:
 
     Attributes:
         decisions: One each time that requests wait and a slot is free: look-up, choice and lease.
-        ends: One for each response: what is learned from it, without the decisions that follow.
+        ends: One for each response: learning from it, without the following decisions.
     """
 
     def __init__(self) -> None:

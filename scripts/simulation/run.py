@@ -32,7 +32,7 @@ _REPLY: Final = {"role": "assistant", "content": ""}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is simulated.
+    """The simulated case.
 
     Attributes:
         loses_node: Whether a node is lost half-way.
@@ -47,7 +47,7 @@ class Case:
 
 @dataclass(slots=True)
 class Facts:
-    """What became of the requests; the same for each run of a case.
+    """The fate of the requests; the same for each run of a case.
 
     Attributes:
         prefilled: Prompt tokens computed.
@@ -57,7 +57,7 @@ class Facts:
         cut: Ended by the loss after their first token; their clients repeated them.
         failed: Without a response.
         work: Tokens computed and generated, by node.
-        slowdown: Time to the response as a multiple of what it takes without a wait, by client.
+        slowdown: Time to the response as a multiple of the time without a wait, by client.
         waits_s: In the queue, of each request.
     """
 
@@ -178,7 +178,7 @@ class Run:
         if self._lost:
             self.facts.repeated += max(0, self._lost.take(turn) - timings.cached_tokens)
 
-    # What loads models: here, it waits for a node to come back.
+    # The model loader: here, it waits for a node to come back.
 
     def models(self) -> Sequence[ModelInfo]:
         return ()
