@@ -120,6 +120,10 @@ class DiskFull(CorralError):
     """A file does not fit on its disk."""
 
 
+class SaveFailed(CorralError):
+    """Some idle slots were not saved."""
+
+
 class AccessDenied(CorralError, code="state_denied"):
     """A directory, socket or log cannot be used."""
 

@@ -494,7 +494,8 @@ class SlotMap:
             return False
         if previous.conversation.is_paused:  # a file is found by whole blocks, a copy by tokens
             return True
-        return not (previous.is_saved or self.host_cache.holds(previous.conversation))
+        has_copy = self.host_cache.holds(previous.conversation) >= previous.tokens
+        return not (previous.is_saved or has_copy)
 
     def find_held(
         self, slot: Slot, conversation: Conversation | None, blocks: Sequence[int]

@@ -118,6 +118,8 @@ class RouterSignals:
         # The first response to a prompt ended whose slot was filled with so many tokens of it; the
         # instance's name comes first.
         self.restore_verified = Signal[[str, int, Timings]]()
+        # The engine found too little of what a slot file of this name should begin a prompt with.
+        self.file_outdated = Signal[[str]]()
         # A request, known by its lease, got so many slots of an instance.
         self.slots_taken = Signal[[Hashable, Upstream, int]]()
         # The last bytes of a response go out next, unless its client is behind.
@@ -647,8 +649,8 @@ class Router:
             if lease.has_own_slot and 2 * timings.cached_tokens < lease.expected_cached:
                 slot_map.note_task()  # it had not what we believed: so may the others
             slot_map.set_conversation(slot, lease.conversation, held, prompt.blocks)
-            if lease.upstream.cache_key:
-                self._saver.note_turn(lease, timings)
+            if lease.upstream.cache_key and (file := self._saver.note_turn(lease, timings)):
+                self.signals.file_outdated(file)
             if reply and "tools" in lease.request.json:
                 self.queues[lease.request.model].holds.begin(lease, held, called_tools(reply))
             if reply and (ahead := self.next_turns.note_turn(lease, timings, reply)):

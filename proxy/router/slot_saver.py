@@ -50,6 +50,8 @@ _LISTED_S: Final = 2.0
 _SHORTEST_S: Final = 0.001
 # A request waits no longer than this until the engine has written its prompt's beginning.
 _BEGINNING_SAVE_MAX_S: Final = 5.0
+# A beginning of whose file an engine finds less than this is computed and saved again.
+_OUTDATED_SHARE: Final = 0.5
 # Without an event, slots are looked at again after this time.
 _LOOKS_AGAIN_S: Final = 5.0
 
@@ -141,8 +143,12 @@ class SlotSaver:
         byte_s = transfer.duration_s / transfer.size_bytes
         self._prefix_index.files.set_restore_cost(upstream.cache_key, byte_s)
 
-    def note_turn(self, lease: Lease, timings: Timings) -> None:
-        """Learn how often conversations return, and how much of caches and files they use."""
+    def note_turn(self, lease: Lease, timings: Timings) -> str | None:
+        """Learn how often conversations return, and how much of caches and files they use.
+
+        Returns the file of a beginning to which the template has given another text since, such as
+        another date.
+        """
         if lease.upstream.cache_key and lease.conversation_number is not None:
             prefill_tps = lease.instance.rates.prefill_tps
             self._prefix_index.files.set_prefill_rate(lease.upstream.cache_key, prefill_tps)
@@ -154,10 +160,14 @@ class SlotSaver:
             )
             if lease.restored:
                 measures.note_use(min(lease.restored_tokens, prompt), timings.cached_tokens)
-                file = lease.restored.file
-                if file.fingerprint.beginning and not timings.cached_tokens:
-                    # The template has given it another text since, such as another date.
+                file, found_share = (
+                    lease.restored.file,
+                    timings.cached_tokens / lease.restored_tokens,
+                )
+                if not file.fingerprint.turn_hashes and found_share < _OUTDATED_SHARE:
                     self._prefix_index.files.remove([file.name])
+                    return file.name
+        return None
 
     def _skip(self, instance: RoutingTarget, content: SlotContent, reason: NoFile) -> None:
         """Set why a conversation is not saved; a reason counts once until it changes."""

@@ -73,12 +73,15 @@ class DaemonService:
         changes = read_changes(dict.fromkeys(models, settings))
         return self._fleet.spawn(_reload_report(self._parts.reload.change(changes)))
 
-    def save_slots(self, models: list[str]) -> asyncio.Task[list[messages.SavedSlot]]:
+    def save_slots(self, models: list[str]) -> asyncio.Task[list[messages.SavedSlot] | CorralError]:
         replicas = self._fleet.selected_replicas(models)
 
-        async def save() -> list[messages.SavedSlot]:
+        async def save() -> list[messages.SavedSlot] | CorralError:
             persistence = self._fleet.planner.launches.slot_persistence
-            return [*map(model_status.saved_slot, await cache_commands.save(replicas, persistence))]
+            saved = await cache_commands.save(replicas, persistence)
+            if isinstance(saved, CorralError):
+                return saved
+            return [*map(model_status.saved_slot, saved)]
 
         return self._fleet.spawn(save())
 

@@ -41,7 +41,7 @@ class SlotPersister(Protocol):
     def has_prompt(self, prompt: WarmPrompt, /) -> bool:
         """Return whether requests that begin with this prompt can continue from a slot file."""
 
-    async def save(self, client: EngineClient, run: int, /) -> None:
+    async def save(self, client: EngineClient, run: int, /) -> object:
         """Save the idle slots that are not saved yet, within a separate time limit."""
 
 

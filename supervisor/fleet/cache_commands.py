@@ -16,7 +16,7 @@ from supervisor.engine.client import EngineClient, EngineUnreachable, ErrorRespo
 from supervisor.engine.prompts import WarmPrompt
 from supervisor.engine.states import InstanceSnapshot, State
 from supervisor.engine.warmup import PrefillQueue
-from supervisor.errors import CorralError, SettingsInvalid, StartFailed
+from supervisor.errors import CorralError, SaveFailed, SettingsInvalid, StartFailed
 from supervisor.fleet.model import Model, Replica
 from supervisor.slot_store.manager import SlotManager
 from supervisor.slot_store.manifest import Manifest, cache_key
@@ -58,11 +58,17 @@ async def _answers(replica: Replica) -> bool:
     return False
 
 
-async def save(replicas: Iterable[Replica], persistence: SlotPersistence) -> list[Manifest]:
+async def save(
+    replicas: Iterable[Replica], persistence: SlotPersistence
+) -> list[Manifest] | SaveFailed:
     """Save the idle slots of serving instances; return all saved slots of their models."""
     replicas = list(replicas)
-    for replica in replicas:
-        await _save(replica)
+    failures = [
+        f"{replica.name}: {reason}" for replica in replicas for reason in await _save(replica)
+    ]
+    if failures:
+        message = "\n".join(["some idle slots were not saved", *failures])
+        return SaveFailed(message, hint="corral slots list shows those that are")
     saved: list[Manifest] = []
     for model in dict.fromkeys(replica.place.model for replica in replicas):
         saved += await asyncio.to_thread(persistence.store.list_saved, model)
@@ -125,10 +131,12 @@ async def _prefill(
     return found[0] if found else None
 
 
-async def _save(replica: Replica) -> None:
+async def _save(replica: Replica) -> Sequence[str]:
+    """Save the idle slots of a serving instance; return what failed."""
     if snapshot := _serving_snapshot(replica):
         async with EngineClient(snapshot.endpoint, snapshot.api_key) as client:
-            await replica.slots.save(client, snapshot.run)
+            return await replica.slots.save(client, snapshot.run)
+    return ()
 
 
 def _serving_snapshot(replica: Replica) -> InstanceSnapshot | None:

@@ -57,6 +57,7 @@ class Fleet:
         self._traffic = traffic
         traffic.signals.overdue.connect(self._mark_overdue)
         traffic.signals.restore_verified.connect(self._check_restore)
+        traffic.signals.file_outdated.connect(self._delete_file)
         self._emit = emit
         self.planner = planner
         self.slot_files = SlotFiles(lambda: self.planner.launches.slot_persistence, traffic, emit)
@@ -169,6 +170,9 @@ class Fleet:
             if replica.plan and name in {worker.name for worker in replica.plan.workers}:
                 run = replica.instance.snapshot().run
                 replica.instance.mark_overdue(run, f"worker {name} has ended")
+
+    def _delete_file(self, name: str) -> None:
+        self.slot_files.start(self.slot_files.delete([name]), f"delete {name}")
 
     def _check_restore(self, instance: str, tokens: int, timings: Timings) -> None:
         """Stop saving and restoring slots of a model whose engine does not use restored slots."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -101,11 +101,11 @@ class SlotManager:
         note_outcome(task, RestoreOutcome(task.model, expected, found, problem))
         return not problem
 
-    async def save(self, client: EngineClient, run: int) -> None:
-        """Save the idle slots that are not saved yet, within the limits."""
+    async def save(self, client: EngineClient, run: int) -> Sequence[str]:
+        """Save the idle slots that are not saved yet, within the limits; return what failed."""
         task = self._task(run)
         if task is None:
-            return
+            return ()
         if run != self._run:
             self._saved_tasks, self._restored, self._run = {}, (), run
         saved, began_at_s = list[Manifest](), time.monotonic()
@@ -122,6 +122,7 @@ class SlotManager:
         if reason:
             task.emit_failed(reason)
         task.emit_transfer("slots.saved", saved, began_at_s)
+        return task.failures
 
     async def save_slot(
         self,

@@ -23,7 +23,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -419,6 +419,7 @@ class SlotTask:
     store: SlotStore
     budget: DiskBudget
     emit_any: Emit  # adds nothing to an event; `emit` adds the instance and the model
+    failures: list[str] = field(default_factory=list)  # why slots were not saved
 
     @property
     def key_digest(self) -> str:
@@ -448,6 +449,7 @@ class SlotTask:
             )
 
     def emit_failed(self, reason: str) -> None:
+        self.failures.append(reason)
         self.emit("slots.save_failed", run=self.run, reason=reason)
 
     def emit_restore_failed(self, error: Exception) -> None:
@@ -456,7 +458,10 @@ class SlotTask:
     def pause_saving(self, reason: str) -> None:
         """Save nothing for some time, except when an instance stops; report it once."""
         if pause_s := self.files.limits.pause.begin():
-            self.emit_failed(f"{reason}; more is saved in {pause_s:.0f} s")
+            reason = f"{reason}; more is saved in {pause_s:.0f} s"
+            self.emit_failed(reason)
+        else:
+            self.failures.append(reason)
 
     def emit_quarantined(self, found: QuarantinedFile) -> None:
         model, file, reason = found

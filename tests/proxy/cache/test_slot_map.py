@@ -9,7 +9,7 @@ import pytest
 
 from proxy.cache.fingerprint import ConversationFingerprint, RestoredSlot
 from proxy.cache.holders import Conversation, Run
-from proxy.cache.host_cache import EMPTY, SlotContent
+from proxy.cache.host_cache import EMPTY, HostCache, SlotContent
 from proxy.cache.prompt import Prompt, read_prompt
 from proxy.cache.slot_map import CONFIRMED, GUESSED, SEEN, Slot, SlotMap, match_slots
 from proxy.upstream.endpoint_kinds import EndpointKind
@@ -519,3 +519,14 @@ def test_slots_are_matched(
     assert named == [
         (number, certainty, chat(name) if name else None) for number, certainty, name in expected
     ]
+
+
+def test_a_copy_of_an_earlier_turn_does_not_replace_the_latest_one() -> None:
+    host_cache = HostCache(1000, 1)
+    slot_map = SlotMap(1, host_cache)
+    latest = SlotContent(chat("a"), 140, (1, 2, 3))
+    taken = Slot(0, previous=latest)
+    host_cache.note_copies([latest._replace(tokens=100, blocks=(1, 2))])
+    assert slot_map.is_lost_if_named(taken)
+    host_cache.note_copies([latest])
+    assert not slot_map.is_lost_if_named(taken)

@@ -271,8 +271,9 @@ async def test_a_beginning_in_an_idle_slot_of_another_instance_is_saved_for_a_re
 
 
 @pytest.mark.parametrize("storage", [{"resumable_prompts": 2}], indirect=True)
-async def test_a_beginning_of_which_an_engine_finds_nothing_is_not_restored_again(
-    storage: Storage,
+@pytest.mark.parametrize(("is_recurrent", "found"), [(True, 0), (False, 20)])
+async def test_a_beginning_of_which_an_engine_finds_little_is_not_restored_again(
+    storage: Storage, *, is_recurrent: bool, found: int
 ) -> None:
     def question(text: str) -> ProxyRequest:
         messages = [{"role": "system", "content": A}, {"role": "user", "content": text}]
@@ -284,11 +285,21 @@ async def test_a_beginning_of_which_an_engine_finds_nothing_is_not_restored_agai
     prompt = request.prompt
     assert prompt
     blocks = prompt.blocks[: prompt.beginning_blocks]
-    fingerprint = ConversationFingerprint((), blocks, beginning=prompt.shared_hashes[-1])
+    beginning, outdated = prompt.shared_hashes[-1] if is_recurrent else 0, list[str]()
+    storage.router.signals.file_outdated.connect(outdated.append)
     storage.router.add_slot_file(
-        SlotFile("a", "key", HELD, 3_000_000, fingerprint, is_recurrent=True)
+        SlotFile(
+            "a",
+            "key",
+            HELD,
+            3_000_000,
+            ConversationFingerprint((), blocks, beginning=beginning),
+            is_recurrent=is_recurrent,
+        )
     )
     assert (await answered(storage, request, found=HELD, computed=9)).restored
     await answered(storage, OTHER)
-    assert (await answered(storage, question("two"), found=0)).restored
+    assert not outdated
+    assert (await answered(storage, question("two"), found=found)).restored
+    assert outdated == ["a"]
     assert (await answered(storage, question("three"))).restored is None

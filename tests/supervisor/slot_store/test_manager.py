@@ -18,6 +18,7 @@ from proxy.cache.fingerprint import ConversationFingerprint, RestoredSlot
 from proxy.upstream.upstream import Timings
 from supervisor.engine import client as client_module
 from supervisor.engine.client import EngineClient, EngineUnreachable, ErrorResponse, SlotFileInfo
+from supervisor.errors import SaveFailed
 from supervisor.fleet import cache_commands
 from supervisor.slot_store.manager import SlotManager
 from supervisor.slot_store.manifest import Manifest, dump
@@ -222,7 +223,10 @@ async def test_a_full_disk_is_reported_and_leaves_no_file(
     monkeypatch.setattr("supervisor.slot_store.store.write_atomic", full)
     async with harness.up():
         await harness.converse()
-        await harness.save()
+        persistence = harness.planner.launches.slot_persistence
+        found = await cache_commands.save([harness.replica], persistence)
+        assert isinstance(found, SaveFailed)
+        assert "chat.0: [Errno 28] No space left on device; more is saved in 60 s" in found.message
         _, timings = await harness.ask([{"role": "user", "content": "still there"}])
         assert timings["predicted_n"] > 0
     assert "No space left" in harness.emitted("slots.save_failed")[0]["reason"]
