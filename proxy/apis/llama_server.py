@@ -17,7 +17,7 @@ model gets the request, and the one that generates the completion acts on it. Th
 `success`, false if no completion has the id.
 
 `/tools` and `/cors-proxy` are the tools and MCP servers that an engine runs (`engine_tools`). They
-take no slot. Where a request names no model, the first model that has tools answers, loaded ones
+take no slot. If a request names no model, the first model that has tools answers, loaded ones
 first. An instance that holds the conversation of the request gets it, else always the same
 instance, because its MCP servers have state.
 

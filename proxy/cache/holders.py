@@ -1,21 +1,21 @@
 """Conversations, and who holds most of a prompt: processes, slot files, other machines. Pure.
 
 A conversation is found by the hashes of its last turns. `LatestConversations` counts how many of a
-model's latest ones each process owns, for balance.
+model's latest conversations each process owns, for balance.
 
 A prompt is a sequence of hashes, each of which includes all before it (`proxy.cache.prompt`), so a
 block stands for the whole prompt up to its end. Holders are bits of a number, so that a thousand of
 them are compared at once. Everything is bounded: the least recently used goes first, and the end of
 a prompt before its beginning.
 
-`PrefixTree` tells which holders were given the same blocks. `SlotFileIndex` has a tree of its own
-for the files that the slot store reports and bounds: a file either belongs to a conversation, is
+`PrefixTree` tells which holders were given the same blocks. `SlotFileIndex` has a separate tree for
+the files that the slot store reports and bounds: a file either belongs to a conversation, is
 identified by its turns, and begins with prompts that other conversations may share; or it holds
 such a prefix alone, and is small. If only a prompt that continues the whole file can use it, a
 prefix is found by its hash. `RemotePrefixes` has the turns that other machines report. Their
 reports are beliefs, weaker than our own records; they expire. A decision looks up each turn of its
-prompt once, however many machines there are and whatever they report; of the machines that hold the
-same prefix, only the latest few count.
+prompt once, with any number of machines and reports; of the machines that hold the same prefix,
+only the latest few count.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Each connection uses a file descriptor, and each request in flight uses one more for its instance.
 Without descriptors the daemon cannot start, write or accept anything. Above the limit, a connection
-without an accepted request is closed first, so that silent ones cannot lock out clients with a key;
-one with a request in flight is never closed.
+without an accepted request is closed first, so that silent connections cannot lock out clients with
+a key; a connection with a request in flight is never closed.
 
 asyncio and uvloop notify a protocol of a TLS connection only after the handshake. So connections
 are accepted without TLS and upgraded by `Handshakes`: they count towards the limit from the start.

@@ -1,4 +1,4 @@
-"""Asks all nodes one question at a time, and says of each that did not answer why.
+"""Asks all nodes one question at a time, and gives the reason for each missing answer.
 
 The nodes are asked together, within `NodeTimes.ask_s` in all. A node that is down is not asked: its
 monitor knows why. Answers come from other machines: here only their size is checked, and that they

@@ -7,8 +7,8 @@ beginning, so that batches make progress however often interactive requests come
 
 Every event that may let a request in calls `assign_slots`: while a slot is free, the requests in
 the queue choose in order (`queue`). A request that prefers to wait for the owner of its
-conversation, or for another prompt, keeps its place and delays none behind it. Only
-the end of such a wait is no event; it has a timer.
+conversation, or for another prompt, keeps its place and delays no request behind it. Only the end
+of such a wait is no event; it has a timer.
 """
 
 from __future__ import annotations

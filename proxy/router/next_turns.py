@@ -9,22 +9,21 @@ engine computes the tokens of this part that the slot lacks. The slot, and its f
 pure beginning of the next turn.
 
 This happens only on an engine without requests, if it pays (`pays_to_compute_ahead`), and not on a
-machine's battery, unless the settings allow it. No
-lease is held: a request that gets the instance aborts the work at once, and finds its slot as if it
-were idle; if it names the slot, it waits for the end of the engine's batch. So the work is done in
-chunks of a tenth of a second. For a recurrent state or a sliding window, the engine makes a
-checkpoint, a copy of the state, for each chunk, and goes back to the last one that a prompt has in
-common with the slot. So these have few chunks, and the first chunk ends after that checkpoint: a
-shorter prompt would remove it.
+machine's battery, unless the settings allow it. No lease is held: a request that gets the instance
+aborts the work at once, and finds its slot as if it were idle. If it names the slot, it waits for
+the end of the engine's batch. So the work is done in chunks of a tenth of a second. For a recurrent
+state or a sliding window, the engine makes a checkpoint, a copy of the state, for each chunk, and
+goes back to the last one that a prompt has in common with the slot. So these have few chunks, and
+the first chunk ends after that checkpoint: a shorter prompt would remove it.
 
 The form in which a client sends back an answer is learned from its next turn: whole or trimmed,
 with or without the reasoning, how it writes the arguments of calls and a call without text, and
 whether a user's text comes before the results. A wrong guess costs idle time alone.
 
 Requests of Anthropic's and OpenAI's other APIs are read as the chats that have their prompts. If
-that is not as long as the engine reported, its build translates them in another way, and nothing is
-computed ahead. A prompt with pictures is sent as text with them; the engine's cache has their
-hashes.
+such a chat is not as long as the engine reported, the build translates it in another way, and
+nothing is computed ahead. A prompt with pictures is sent as text with them; the engine's cache has
+their hashes.
 
 Source: llama-server, build 10434: `n_predict` 0 leaves exactly the prompt in the slot;
 `/v1/chat/completions` tokenizes the text of `/apply-template`, with special tokens.
