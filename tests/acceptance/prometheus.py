@@ -1,4 +1,4 @@
-"""Let a real Prometheus read `/metrics`, in each format, and ask it for what it has then.
+"""Let a real Prometheus read `/metrics`, in each format, and ask it for its series.
 
 Every series of `docs/metrics.md` must be there, by that name and with those labels, type and help;
 `promtool check metrics` must have no complaint but that the engine's own names have a colon.

@@ -1,4 +1,4 @@
-"""Install the service under a real systemd, and see what it does.
+"""Install the service under a real systemd, and check its behaviour.
 
 systemd runs as the first process of a container whose root is an overlay of this system's, so
 nothing is changed here; the network is shared. Exits with 1 if something is not as it should be.

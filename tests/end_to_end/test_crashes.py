@@ -1,4 +1,4 @@
-"""Requests that crash the real engine, and what they do to other requests."""
+"""Requests that crash the real engine, and their effect on other requests."""
 
 import http.client
 import json

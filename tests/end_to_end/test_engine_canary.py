@@ -1,4 +1,4 @@
-"""A canary on the real engine: how it ends, what it leaves, and what is refused."""
+"""A canary on the real engine: its end, its remains, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`corral explain` names what a client changed, from figures alone, also without a daemon."""
+"""`corral explain` names a client's change, from figures alone, also without a daemon."""
 
 from __future__ import annotations
 

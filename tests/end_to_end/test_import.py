@@ -1,4 +1,4 @@
-"""What other programs started, llama-corral starts with the same options."""
+"""llama-corral starts engines with the same options as the programs that it replaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two keys with the same opening on a whole daemon: what one deletes, and the other has."""
+"""Two keys with the same opening on a whole daemon: a deletion by one leaves the other's caches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`corral requests` shows what the real engine computes, and ends it."""
+"""`corral requests` shows the requests of a real engine, and ends them."""
 
 from __future__ import annotations
 

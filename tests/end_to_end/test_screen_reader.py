@@ -1,4 +1,4 @@
-"""What a screen reader finds in each view: the roles and names of Chromium's accessibility tree.
+"""The roles and names that a screen reader finds in each view, by Chromium's accessibility tree.
 
 They are compared with files of `screen_reader/`, without texts, and with N for each number.
 `UPDATE_SCREENS=1 pytest` writes these files; look at the difference before you commit it.

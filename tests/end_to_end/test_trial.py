@@ -1,4 +1,4 @@
-"""A live trial on the real engine: who serves whom, what is shown, and how it ends."""
+"""A live trial on the real engine: its share, its figures, and its end."""
 
 from __future__ import annotations
 

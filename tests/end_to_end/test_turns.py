@@ -1,4 +1,4 @@
-"""A conversation's turns are computed once, on every API and whatever happens between them."""
+"""A conversation's turns are computed once, on every API and with anything in between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Usage by key is what responses reported, survives a killed daemon, and holds no text."""
+"""Usage by key equals the responses' figures, survives a killed daemon, and holds no text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that request what they may not have. 42 to 44."""
+"""Clients that request forbidden things. 42 to 44."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of every shape that changes what an answer looks like, as hypothesis strategies.
+"""Requests of every shape that changes the form of an answer, as hypothesis strategies.
 
 A shape is a path and the members of the body, but for `stream`. Temperature is 0 and the cache is
 off unless a shape says otherwise, so the same request has the same answer twice.

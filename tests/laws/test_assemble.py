@@ -1,4 +1,4 @@
-"""An assembled answer is the one that the engine would have given itself, field by field."""
+"""An assembled answer equals the engine's own, field by field."""
 
 from __future__ import annotations
 

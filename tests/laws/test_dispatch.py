@@ -1,4 +1,4 @@
-"""The laws of lines and leases, under schedules that nobody would think of."""
+"""The laws of queues and leases, under random schedules."""
 
 from __future__ import annotations
 

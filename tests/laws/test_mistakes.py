@@ -1,4 +1,4 @@
-"""What a client did wrong is its mistake: never 500 or more, which its library would ask again.
+"""A client's mistake is never answered with 500 or more, which its library would retry.
 
 One of eleven requests is tried; all of them with `MISTAKES=all` in the environment.
 """

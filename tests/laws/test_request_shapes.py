@@ -1,4 +1,4 @@
-"""Whatever a request looks like, its answer is the engine's own.
+"""The answer to a request of any form is the engine's own.
 
 Whole answers are compared field by field, streams event by event. What differs between two answers
 to the same request is left out: names, times, and how much the cache held. `SHAPES` in the

@@ -1,4 +1,4 @@
-"""The script of the model that coding agents are tried with, and what they are given."""
+"""The script of the model for coding agents, and their prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A build takes the place of the packaged engine; the table shows what each check said."""
+"""A build takes the place of the packaged engine; the table shows the result of each check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`scripts/house` counts what it says."""
+"""`scripts/house` counts as documented."""
 
 import runpy
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the comparisons make of measured values."""
+"""The results that comparisons make of measured values."""
 
 from scripts.bench import decode_gaps, demand, device, router, shards, tiers, tiers_gaps
 from scripts.bench.conversations import TurnResult

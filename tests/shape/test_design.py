@@ -1,4 +1,4 @@
-"""What the design documents say is what the code does."""
+"""The design documents match the code."""
 
 import runpy
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What import-linter cannot say: imports that cost a running daemon memory or time."""
+"""Rules beyond import-linter: imports that cost a running daemon memory or time."""
 
 import ast
 import os

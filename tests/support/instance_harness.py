@@ -1,4 +1,4 @@
-"""What tests of an instance need around it: somebody who sends requests, and ears for events."""
+"""The surroundings of an instance in tests: a sender of requests, and a listener for events."""
 
 from __future__ import annotations
 

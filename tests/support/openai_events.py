@@ -1,4 +1,4 @@
-"""What OpenAI's own types say of events and responses: a member that is missing fails."""
+"""Events and responses, checked by OpenAI's own types: a missing member fails."""
 
 import json
 from typing import Any

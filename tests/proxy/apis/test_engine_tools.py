@@ -1,4 +1,4 @@
-"""Tools that engines run: who may use them, which instance answers, what crosses the proxy."""
+"""Tools that engines run: rights, the answering instance, and fields that cross the proxy."""
 
 from __future__ import annotations
 

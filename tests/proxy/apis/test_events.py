@@ -1,4 +1,4 @@
-"""What a client hears of the models."""
+"""The events of models that a client gets."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What of the models is on GPUs, as clients see it."""
+"""The parts of models on GPUs, as clients see them."""
 
 from __future__ import annotations
 

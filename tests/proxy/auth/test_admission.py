@@ -1,4 +1,4 @@
-"""Whatever way a key's work comes, its limits hold."""
+"""The limits of a key hold for all its work."""
 
 import asyncio
 import hashlib

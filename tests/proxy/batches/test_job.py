@@ -1,4 +1,4 @@
-"""One batch from its validation to its end, whatever happens on the way."""
+"""One batch from its validation to its end, with all faults on the way."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""What a storage does is counted by model and operation."""
+"""The operations of a storage are counted by model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is remembered of conversations that a cache holds no more."""
+"""The memory of conversations that a cache has evicted."""
 
 from __future__ import annotations
 

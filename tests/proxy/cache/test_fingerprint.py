@@ -1,4 +1,4 @@
-"""What a conversation is known by, as a word and read again."""
+"""The fingerprint of a conversation, written as a word and read again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tree of prompts against what it stands for: a list of blocks, each with its holders."""
+"""The tree of prompts compared with a plain list of blocks, each with its holders."""
 
 from __future__ import annotations
 

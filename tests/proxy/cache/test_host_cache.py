@@ -1,4 +1,4 @@
-"""What an engine's host cache is believed to hold, as build 10434 was seen to do it."""
+"""The expected content of an engine's host cache, as measured on build 10434."""
 
 from __future__ import annotations
 

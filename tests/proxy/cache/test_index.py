@@ -1,4 +1,4 @@
-"""What is believed of caches: noted, corrected, forgotten, bounded."""
+"""Beliefs about caches: noted, corrected, forgotten, bounded."""
 
 from __future__ import annotations
 

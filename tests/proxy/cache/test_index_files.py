@@ -1,4 +1,4 @@
-"""What files add to the beliefs about caches, and what is in no slot any more."""
+"""Beliefs about slot files, and about conversations that have left their slots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What other machines are told of caches here: by client, bounded, expiring, and in steps."""
+"""The digest of our caches for other machines: by client, bounded, expiring, and in steps."""
 
 from __future__ import annotations
 

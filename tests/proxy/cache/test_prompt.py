@@ -1,4 +1,4 @@
-"""Equal beginnings are seen, whatever API they come by, and nothing else is."""
+"""Equal beginnings are seen in requests of all APIs, and nothing else is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients change in their prompts is recognised, and rules undo it."""
+"""Clients' changes of their prompts are recognised, and rules undo them."""
 
 from __future__ import annotations
 

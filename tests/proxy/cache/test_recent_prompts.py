@@ -1,4 +1,4 @@
-"""The prompt before is found again although the client changed what comes first."""
+"""The previous prompt is found although the client changed its beginning."""
 
 from __future__ import annotations
 

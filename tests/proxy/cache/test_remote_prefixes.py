@@ -1,4 +1,4 @@
-"""What other machines say that they hold: found, expiring, bounded, and weaker than our records."""
+"""Reports of other machines' caches: found, expiring, bounded, and weaker than our records."""
 
 from __future__ import annotations
 

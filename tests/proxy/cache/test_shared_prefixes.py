@@ -1,4 +1,4 @@
-"""What many conversations begin with is recognised, once it is worth it."""
+"""The common beginning of many conversations is recognised, once it is worth it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The endpoints of searches and downloads: who may use them, and what they accept."""
+"""The endpoints of searches and downloads: rights, and accepted values."""
 
 from __future__ import annotations
 

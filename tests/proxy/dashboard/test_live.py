@@ -1,4 +1,4 @@
-"""The live stream: a snapshot, what changes, events, a log; and it costs nothing unheard."""
+"""The live stream: a snapshot, changes, events, a log; without a listener it costs nothing."""
 
 from __future__ import annotations
 

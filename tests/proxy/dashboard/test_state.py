@@ -1,4 +1,4 @@
-"""The state as a whole, and the bounds of what waits for a listener."""
+"""The whole state, and the bounds of the events that wait for a listener."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/corral/v1/estimate`, `Prefer: wait`, and how far estimates were from what happened."""
+"""`/corral/v1/estimate`, `Prefer: wait`, and the errors of estimates."""
 
 from __future__ import annotations
 

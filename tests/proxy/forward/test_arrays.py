@@ -1,4 +1,4 @@
-"""Requests for several answers: which are split, and into what."""
+"""Requests for several answers: which are split, and into which requests."""
 
 from dataclasses import replace
 from typing import Any

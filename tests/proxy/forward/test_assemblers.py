@@ -1,4 +1,4 @@
-"""What a complete answer tells beyond its text, on each page."""
+"""Facts in a complete answer beyond its text, for each API."""
 
 import json
 import tracemalloc

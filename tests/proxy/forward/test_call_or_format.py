@@ -1,4 +1,4 @@
-"""Tools and a format: what the instance is asked, and what of its responses the client gets."""
+"""Tools and a format: the requests to the instance, and the response to the client."""
 
 from typing import Any
 

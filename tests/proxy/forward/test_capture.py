@@ -1,4 +1,4 @@
-"""An observer gets what the client gets."""
+"""An observer gets the client's bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of requests whose engine crashed: they get their error, and no second engine."""
+"""Requests whose engine crashed get their error, and no second engine."""
 
 import asyncio
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Bytes up, bytes down, and what happens when either side breaks."""
+"""Bytes up, bytes down, and breaks on either side."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What comes before the first token."""
+"""The part of a stream before the first token."""
 
 import json
 from typing import Any

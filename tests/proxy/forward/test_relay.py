@@ -1,4 +1,4 @@
-"""Answers that are assembled, refused, learnt from, or not what was asked for."""
+"""Answers that are assembled, refused, learnt from, or of another form than requested."""
 
 import asyncio
 import json

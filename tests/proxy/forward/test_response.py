@@ -1,4 +1,4 @@
-"""What a client hears that waits for a stream, and how it learns that it waited in vain."""
+"""The pings of a client that waits for a stream, and its error if it waited in vain."""
 
 import asyncio
 from collections.abc import AsyncIterator

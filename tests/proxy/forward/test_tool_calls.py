@@ -1,4 +1,4 @@
-"""Broken tool calls: what the client gets, and what the instance is asked for it."""
+"""Broken tool calls: the client's response, and the requests to the instance."""
 
 import asyncio
 import json

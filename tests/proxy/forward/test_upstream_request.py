@@ -1,4 +1,4 @@
-"""What an instance is sent for a request."""
+"""The bytes that an instance gets for a request."""
 
 from dataclasses import replace
 from typing import Any

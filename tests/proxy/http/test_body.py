@@ -1,4 +1,4 @@
-"""What a JSON text holds, counted before it is parsed."""
+"""The values of a JSON text, counted before it is parsed."""
 
 import functools
 import json

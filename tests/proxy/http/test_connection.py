@@ -1,4 +1,4 @@
-"""What is no HTTP, or comes too slowly, and how it is answered."""
+"""The answers to malformed HTTP and to slow requests."""
 
 import asyncio
 import contextlib

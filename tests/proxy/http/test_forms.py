@@ -1,4 +1,4 @@
-"""What a form says, which forms are refused, and how one is written again."""
+"""Forms: their fields, refused forms, and how a form is written again."""
 
 import asyncio
 from collections.abc import Callable

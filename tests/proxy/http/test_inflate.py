@@ -1,4 +1,4 @@
-"""Compressed bodies: what they become, and which are refused."""
+"""Compressed bodies: decompressed, and refused."""
 
 import gzip
 import zlib

@@ -1,4 +1,4 @@
-"""What becomes of the addresses of a name with each answer."""
+"""The addresses of a name after each answer."""
 
 from __future__ import annotations
 

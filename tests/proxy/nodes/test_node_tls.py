@@ -1,4 +1,4 @@
-"""Nodes by https: what is refused, and with which words."""
+"""Nodes by https: refusals and their messages."""
 
 import ssl
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""What is remembered of a request."""
+"""The record of a request."""
 
 import time
 from typing import Any

@@ -1,4 +1,4 @@
-"""Of several reasons, the one that cost most time comes first."""
+"""Of several reasons, the costliest comes first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the span of a request says, from its figures alone."""
+"""The attributes of a request's span, from its figures alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a client or an instance sends, it is an answer, a mistake or an invalid event."""
+"""Any bytes of a client or an instance are an answer, a mistake or an invalid event."""
 
 from __future__ import annotations
 

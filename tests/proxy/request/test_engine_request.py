@@ -1,4 +1,4 @@
-"""What clients of the Responses API send becomes what the engine reads."""
+"""Requests of the Responses API are rewritten for the engine."""
 
 from __future__ import annotations
 

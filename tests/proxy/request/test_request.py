@@ -1,4 +1,4 @@
-"""What a body may be, and which model it means."""
+"""Bodies of requests, and the models that they name."""
 
 import asyncio
 import gzip

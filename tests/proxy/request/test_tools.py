@@ -1,4 +1,4 @@
-"""What the schemas of tools allow, and broken calls of a history."""
+"""Arguments that schemas of tools allow, and broken calls of a history."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a variant makes of a request."""
+"""The request that a variant makes of a client's."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Where the tokens of a prompt are counted, and what they saved."""
+"""The tier for which the tokens of a prompt count, and the time saved."""
 
 from __future__ import annotations
 

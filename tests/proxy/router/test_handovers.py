@@ -1,4 +1,4 @@
-"""What it costs that a batch request gave up its slot is measured when its answer goes on."""
+"""The cost of a batch request's handover is measured when its answer goes on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a next turn begins with is computed in its slot, while the engine is idle."""
+"""The beginning of a next turn is computed in its slot, while the engine is idle."""
 
 from __future__ import annotations
 

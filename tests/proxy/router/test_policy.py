@@ -1,4 +1,4 @@
-"""Which instance takes a request: each rule, and what holds for all of them."""
+"""Which instance takes a request: each rule, and the laws of all rules."""
 
 from __future__ import annotations
 

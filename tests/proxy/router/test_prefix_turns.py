@@ -1,4 +1,4 @@
-"""A prompt waits while another one computes what both begin with."""
+"""A prompt waits while another one computes their common beginning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which answer shows what became of a conversation that an instance began with."""
+"""Which answer proves the fate of a restored conversation."""
 
 from __future__ import annotations
 

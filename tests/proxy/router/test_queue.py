@@ -1,4 +1,4 @@
-"""Who is served next."""
+"""Which request is served next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who gets a slot and who waits, who is left alone, and how every wait ends."""
+"""Which request gets a slot and which waits, and how every wait ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a slot held is saved before another conversation takes it, and comes back from its file."""
+"""A slot's content is saved before another conversation takes it, and restored from its file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request took that was cut off, by its progress and by what its slot holds."""
+"""The use of an aborted request, by its progress and by its slot's content."""
 
 from __future__ import annotations
 

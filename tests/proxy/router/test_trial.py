@@ -1,4 +1,4 @@
-"""Which conversations a trial gets, and that nobody waits for one."""
+"""Which conversations a trial gets, and that no request waits for a trial."""
 
 from __future__ import annotations
 

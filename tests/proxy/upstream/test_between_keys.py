@@ -1,4 +1,4 @@
-"""What a client learns of another one: it guesses prompts, deletes, reuses ids."""
+"""What a client could learn of another: it guesses prompts, deletes, reuses ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The averages over what instances say of their answers."""
+"""The averages of instances' timings."""
 
 from __future__ import annotations
 

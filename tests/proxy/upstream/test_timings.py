@@ -1,4 +1,4 @@
-"""What instances say of their answers."""
+"""The timings in instances' answers."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the dashboard gets of the daemon: logs by name, and settings of client programs."""
+"""The dashboard's data from the daemon: logs by name, and settings of client programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the proxy is told of the engine and its GPUs."""
+"""The supervisor's reports of the engine and its GPUs to the proxy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the proxy is told of a load."""
+"""The supervisor's reports of a load to the proxy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients of the proxy may do to models."""
+"""The actions on models that clients of the proxy may take."""
 
 from __future__ import annotations
 

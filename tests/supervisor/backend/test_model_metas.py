@@ -1,4 +1,4 @@
-"""What the files of models tell is read once for each version of the settings."""
+"""The files of models are read once for each version of the settings."""
 
 from __future__ import annotations
 

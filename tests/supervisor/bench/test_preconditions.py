@@ -1,4 +1,4 @@
-"""What is in the way of a measurement, and how it is named."""
+"""Obstacles to a measurement, and their names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workloads ask of the real engine, and the figures that they find."""
+"""The requests of workloads to the real engine, and their figures."""
 
 from __future__ import annotations
 

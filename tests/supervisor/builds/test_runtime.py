@@ -1,4 +1,4 @@
-"""What an engine is as a runtime."""
+"""An engine described as a runtime."""
 
 from __future__ import annotations
 

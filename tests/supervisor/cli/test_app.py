@@ -1,4 +1,4 @@
-"""What is declared of a command, and what it calls."""
+"""The declaration of a command, and the function that it calls."""
 
 import inspect
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""What `corral balance` shows."""
+"""The output of `corral balance`."""
 
 from __future__ import annotations
 

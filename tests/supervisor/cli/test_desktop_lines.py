@@ -1,4 +1,4 @@
-"""What a host is told of the daemon's events."""
+"""The lines that a host gets for the daemon's events."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What `corral plan` shows about conversations."""
+"""`corral plan` about conversations."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What terminals of four widths show, compared with files of `screens/`.
+"""Screens of terminals of four widths, compared with files of `screens/`.
 
 `UPDATE_SCREENS=1 pytest` writes these files; look at the difference before you commit it.
 """

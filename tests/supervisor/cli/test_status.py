@@ -1,4 +1,4 @@
-"""What `corral status` shows."""
+"""The output of `corral status`."""
 
 from dataclasses import replace
 from typing import Any, Literal

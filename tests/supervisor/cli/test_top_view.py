@@ -1,4 +1,4 @@
-"""What a frame shows, and that it fits."""
+"""The content of a frame, and that it fits."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a person selects, sorts and cancels."""
+"""Selecting, sorting and cancelling by keys."""
 
 from dataclasses import replace
 from typing import Any

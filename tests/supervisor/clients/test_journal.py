@@ -1,4 +1,4 @@
-"""What is written into settings files can be taken back."""
+"""Changes of settings files can be undone."""
 
 from __future__ import annotations
 

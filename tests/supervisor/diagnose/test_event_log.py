@@ -1,4 +1,4 @@
-"""What of the daemon's events gets into a report."""
+"""The daemon's events in a report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine quotes of requests is not in its log."""
+"""An engine's log contains no quotes of requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a capture can be played again."""
+"""The requests of a capture that can be replayed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a canary: crashes, errors, speed, and how much is known of them."""
+"""The fate of a canary: by crashes, errors, speed, and the number of observations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is left of canaries after a restart."""
+"""Canaries after a restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a capture has of requests, and where it ends."""
+"""The requests in a capture, and its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the figures say: a difference, or what it takes to see one."""
+"""The verdict of the figures: a difference, or the requests that would show it."""
 
 from __future__ import annotations
 

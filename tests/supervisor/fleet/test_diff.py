@@ -1,4 +1,4 @@
-"""What new settings change in the replicas."""
+"""Changes of replicas by new settings."""
 
 from dataclasses import replace
 from pathlib import Path

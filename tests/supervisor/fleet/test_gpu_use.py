@@ -1,4 +1,4 @@
-"""What of a model is on GPUs, by its plans."""
+"""The parts of a model on GPUs, by its plans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of settings that leave something to the machine."""
+"""Settings that leave values to the machine."""
 
 from __future__ import annotations
 

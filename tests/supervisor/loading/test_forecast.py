@@ -1,4 +1,4 @@
-"""What a request would unload, of models that take 4 of 10 each."""
+"""The models that a request would unload, if each takes 4 of 10."""
 
 from __future__ import annotations
 

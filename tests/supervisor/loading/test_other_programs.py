@@ -1,4 +1,4 @@
-"""What other programs take of a device, and what comes back after an unload."""
+"""Memory of a device that other programs take, and that returns after an unload."""
 
 from supervisor.loading.decide import Actions, ModelState, decide
 from supervisor.loading.memory_usage import observe

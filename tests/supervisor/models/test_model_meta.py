@@ -1,4 +1,4 @@
-"""What the list of models tells of a file."""
+"""The facts about a file in the list of models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is given up, in which order, and how much of it."""
+"""The reductions after running out of memory: their order and size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes beyond the seed: order, exact totals, at least one layer, memory, and small gains."""
+"""Rules beyond the seed: order, exact totals, at least one layer, memory, and small gains."""
 
 from __future__ import annotations
 

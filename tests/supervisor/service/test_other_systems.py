@@ -1,4 +1,4 @@
-"""What is generated for systems on which nobody has tried it."""
+"""Service definitions for untested systems."""
 
 import plistlib
 

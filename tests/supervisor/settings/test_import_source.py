@@ -1,4 +1,4 @@
-"""Whatever a source of settings says, it becomes TOML or is refused with a message."""
+"""Any source of settings becomes TOML or is refused with a message."""
 
 from __future__ import annotations
 
