@@ -291,7 +291,8 @@ class JobSettings(SettingsTable):
 
 PromptRule = Literal[
     "freeze:header", "freeze:uuid", "freeze:time", "freeze:date", "freeze:path", "freeze:number",
-    "move:header", "move:uuid", "move:time", "move:date", "move:path", "move:number", "sort-tools",
+    "move:header", "move:uuid", "move:time", "move:date", "move:path", "move:number",
+    "freeze:block", "move:block", "sort-tools",
 ]  # fmt: skip
 Fallbacks = Annotated[tuple[Text, ...], Field(min_length=1, max_length=8)]
 Policy = Literal["affinity", "least-busy", "round-robin"]
@@ -354,7 +355,7 @@ class ProxySettings(SettingsTable):
     """by client (an API key, an address, or the program that its User-Agent begins with): the
     changes to its system prompts and tools, so that caches have more of them; freeze:KIND keeps
     the values of a session's first request, move:KIND moves lines with such values to the end,
-    sort-tools sorts tools by name"""
+    with the kind block elements such as <env>, sort-tools sorts tools by name"""
     load_for_others: Literal["never", "idle"] = "never"
     """whether another llama-corral that has this one as a node may have it load a model; idle: if
     memory is free, or held by models unused for ten minutes"""

@@ -7,6 +7,7 @@ which of them changed, from hashes of the earlier prompt. A rule undoes the chan
     freeze:KIND    the values of a kind stay those of the session's first request
     move:KIND      lines with a value of a kind go to the end of the system prompt, unless they
                    begin with an XML element, which only has a meaning at its place
+    move:block     elements such as `<env>` go there, with all their lines (`blocks_of`)
     sort-tools     tools are sorted by name
 
 The system prompt is that of a chat (its first messages of the roles system and developer), of
@@ -22,9 +23,10 @@ from __future__ import annotations
 import re
 import threading
 from array import array
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -50,7 +52,16 @@ _PATTERNS: Final[Mapping[ChangeKind, str]] = {
 _VALUE: Final = re.compile(
     "|".join(f"(?P<{kind}>{pattern})" for kind, pattern in _PATTERNS.items()), re.MULTILINE
 )
-KINDS: Final = tuple(_PATTERNS)
+_VALUE_KINDS: Final = tuple(_PATTERNS)
+KINDS: Final = (*_VALUE_KINDS, "block")
+# Elements in which clients describe where they run, with lists of files, changes or settings. Their
+# tags have lines of their own. Examples and instructions have other names, and stay.
+_TAG: Final = re.compile(
+    r"^[ \t]*<(/?)(env|environment|environment_(?:context|details|info)|system_info(?:rmation)?"
+    r"|user_info|workspace(?:_info)?|project_(?:layout|structure)|repo(?:sitory)?_(?:info|map)"
+    r"|git_?status|git_info|files?|file_tree|directories|directory_structure|open_files)>[ \t]*$",
+    re.MULTILINE,
+)
 SORT_TOOLS: Final = "sort-tools"
 _FREEZE, _MOVE = "freeze:", "move:"
 # Values of later characters are not looked for, nor more values than this.
@@ -77,15 +88,36 @@ def _hash(text: str) -> int:
     return xxh3_64_intdigest(text.encode(errors="surrogatepass"))
 
 
-def values_of(text: str, kinds: Sequence[str] = KINDS) -> list[_Value]:
-    """Return the values in a text, in order; none overlaps another."""
+def values_of(text: str, kinds: Sequence[str] = _VALUE_KINDS) -> list[_Value]:
+    """Return the values in a text, in order; none overlaps another, and none is in a block."""
+    blocks = blocks_of(text) if "block" in kinds else []
     found: list[_Value] = []
+    left = deque(blocks)
     for match in _VALUE.finditer(text, 0, _TEXT_MAX):
-        if match.lastgroup in kinds:
+        while left and left[0][2] <= match.start():
+            left.popleft()
+        is_apart = not left or match.end() <= left[0][1]
+        if is_apart and match.lastgroup in kinds:
             found.append((match.lastgroup, *match.span()))  # type: ignore[arg-type]
             if len(found) == _VALUES_MAX:
                 break
-    return found
+    return sorted([*blocks, *found], key=itemgetter(1))
+
+
+def blocks_of(text: str) -> list[_Value]:
+    """Return the elements that describe a client's environment, in order; the outermost alone."""
+    found: list[_Value] = []
+    opened: dict[str, int] = {}
+    for match in _TAG.finditer(text, 0, _TEXT_MAX):
+        is_end, name = match.groups()
+        if not is_end:
+            opened.setdefault(name, match.start())
+        elif (start := opened.get(name)) is not None:
+            while found and found[-1][1] >= start:
+                found.pop()
+            found.append(("block", start, match.end()))
+            opened = {other: at for other, at in opened.items() if at < start}
+    return found[:_VALUES_MAX]
 
 
 def _mask(text: str, values: Sequence[_Value]) -> int:
@@ -112,7 +144,7 @@ def find_changes(
 
     The first `same_bytes` of the prompt equal those of the earlier one. The changes are exact if
     `before` are the hashes of the same text with other values; otherwise the change is the first
-    value near that place, or `text`.
+    value near that place, or the block around it, or `text`.
     """
     if outline.role(part) == "tools":
         return _tools_change(members.get("tools"), before)
@@ -134,7 +166,9 @@ def find_changes(
             same -= outline.sizes_bytes[at]
     place = len(text.encode(errors="surrogatepass")[: max(0, same)].decode(errors="ignore"))
     after = min(place + BLOCK_BYTES, len(text))
-    near = (value for value in values if value[1] < after and value[2] > place)
+    # If more than values changed since `before`, a value in a block is not what changed there.
+    found = [*blocks_of(text), *values] if before else [*values, *blocks_of(text)]
+    near = (value for value in found if value[1] < after and value[2] > place)
     return (next(near, ("text", place, after)),), now
 
 
@@ -237,11 +271,12 @@ def _move(texts: Sequence[str], kinds: Sequence[str]) -> tuple[list[str], list[s
         taken: dict[int, str] = {}
         values = values_of(text, kinds)
         for number, (start, line) in enumerate(zip(starts, lines, strict=True)):
-            while values and values[0][1] < start:
+            while values and values[0][2] <= start:
                 values.pop(0)
-            is_element = line.lstrip().startswith("<")
-            if values and values[0][1] <= start + len(line) and not is_element:
-                taken[number] = values[0][0]
+            if values and values[0][1] <= start + len(line):
+                is_block = values[0][0] == "block"
+                if is_block or not line.lstrip().startswith("<"):
+                    taken[number] = values[0][0]
         moved += [lines[number] for number in taken]
         found |= dict.fromkeys(taken.values())
         left.append("\n".join(line for at, line in enumerate(lines) if at not in taken))

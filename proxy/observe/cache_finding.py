@@ -93,8 +93,11 @@ OF_PLACE: Final = frozenset(
 )
 
 
-# A client's change: a value of this kind, other text, the order of its tools, or the tools.
-ChangeKind = Literal["header", "uuid", "time", "date", "path", "number", "text", "order", "tools"]
+# A client's change: a value of this kind, several lines that describe its environment, other text,
+# the order of its tools, or the tools.
+ChangeKind = Literal[
+    "header", "uuid", "time", "date", "path", "number", "block", "text", "order", "tools"
+]
 # With the first character in the text of the message, and the one after the last; for tools 0, and
 # how many there are.
 Change = tuple[ChangeKind, int, int]

@@ -334,7 +334,7 @@ def _ms(fields: Mapping[str, Any], name: str) -> float | None:
 
 
 # Rules that undo changes of a system prompt, and all kinds of values that they know.
-_VALUE_KINDS: Final = frozenset({"header", "uuid", "time", "date", "path", "number"})
+_VALUE_KINDS: Final = frozenset({"header", "uuid", "time", "date", "path", "number", "block"})
 
 
 def changes_by_client(requests: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -88,3 +88,20 @@ def test_what_a_client_changes_is_gathered_and_a_rule_undoes_it(
     corral.ok("config", "unset", key)
     corral.ok("reload")
     assert ask(corral, dated(26))["corral"]["rules"] == []
+
+    # Several lines are found, and moved, as one is.
+    def listed(*files: str) -> str:
+        lines = "\n".join(("<files>", *files, "</files>"))
+        return f"{RULES[:300]}\n{lines}\n{RULES}"
+
+    for files in (("river.py",), ("stone.py", "lake.py"), ("bank.py",)):
+        plain = ask(corral, listed(*files))["corral"]
+    found = corral.data("explain", "--client", "127.0.0.1")
+    blocks = [change for change in found["changes"] if change["kind"] == "block"]
+    assert [change["rules"] for change in blocks] == [["move:block"]]
+    corral.ok("config", "set", key, '["move:block"]')
+    corral.ok("reload")
+    ask(corral, listed("sea.py"))
+    ruled = ask(corral, listed("hill.py", "wood.py"))["corral"]
+    assert ruled["rules"] == ["move:block"]
+    assert ruled["cache"]["found"] > 2 * plain["cache"]["found"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 from typing import Any, get_args
 
 import pytest
@@ -14,6 +15,7 @@ from proxy.cache.prompt_rules import (
     PromptRules,
     ValueHashes,
     apply_rules,
+    blocks_of,
     find_changes,
     system_texts,
     values_of,
@@ -169,6 +171,76 @@ def test_a_block_with_nothing_but_a_header_line_is_left_out() -> None:
     found, rules, _ = apply_rules(["move:header"], KIND_MESSAGES, members)
     assert found["system"] == [{"type": "text", "text": f"{RULES}{HEADER}", **cached}]
     assert rules == ("move:header",)
+
+
+NOTE = "The files of this project, in the order in which they were changed, newest first:"
+
+
+def environment(*files: str, day: int = 24) -> str:
+    """Return a system prompt as coding agents write it."""
+    listed = "\n".join(f"  {file}" for file in files)
+    env = f"<env>\n  Today's date: 2026-11-{day}\n  Platform: linux\n</env>"
+    files_block, example = f"<files>\n{listed}\n</files>", "<example>\n  a.py\n</example>"
+    return f"You help.\n{env}\n{NOTE}\n{files_block}\n{RULES}{example}"
+
+
+def test_several_lines_about_the_environment_go_to_the_end_as_they_are() -> None:
+    found, rules, _ = apply_rules(["move:block", "move:date"], KIND_CHAT, chat(environment("a.py")))
+    other, _, _ = apply_rules(["move:block"], KIND_CHAT, chat(environment("b.py", "c.py", day=25)))
+    texts = [members["messages"][0]["content"] for members in (found, other)]
+    before = f"You help.\n{NOTE}\n{RULES}<example>\n  a.py\n</example>\n"
+    assert [text.startswith(before) for text in texts] == [True, True]
+    assert texts[1].removeprefix(before) == (
+        "<env>\n  Today's date: 2026-11-25\n  Platform: linux\n</env>\n"
+        "<files>\n  b.py\n  c.py\n</files>"
+    )
+    assert rules == ("move:block",)
+    assert apply_rules(["move:block"], KIND_CHAT, found)[0] == found
+
+
+def test_a_frozen_block_is_that_of_the_first_request() -> None:
+    rules = ["freeze:block"]
+    first, _, frozen = apply_rules(rules, KIND_CHAT, chat(environment("a.py")))
+    second, applied, _ = apply_rules(rules, KIND_CHAT, chat(environment("b.py", "c.py")), frozen)
+    assert (second, applied) == (first, ("freeze:block",))
+
+
+@pytest.mark.parametrize(
+    ("text", "blocks"),
+    [
+        ("<env>\na\n</env>", 1),
+        ("<files>\n<files>\n</files>\n<env>\n</env>\n</files>", 2),  # to the first end
+        ("<env>\n<git_status>\n M a\n</git_status>\n</env>", 1),
+        ("<env>\na", 0),
+        ("a\n</env>", 0),
+        ("<env>\n</files>", 0),
+        ("see <env> and\n</env>", 0),
+        ("<example>\na\n</example>", 0),
+    ],
+)
+def test_blocks_have_tags_on_lines_of_their_own(text: str, blocks: int) -> None:
+    found = blocks_of(text)
+    assert len(found) == blocks
+    assert all(before[2] <= after[1] for before, after in pairwise(found))
+
+
+@pytest.mark.parametrize("piece", ["<env>\n", "</env>\n", "<env>\n</env>\n", "<env>\n<files>\n"])
+def test_blocks_are_found_in_linear_time(piece: str) -> None:
+    assert is_linear(lambda size: blocks_of(piece * size), 2000)
+
+
+def test_a_change_that_is_no_value_is_that_of_the_lines_around_it() -> None:
+    now = chat(environment("river.py"))
+    (change,), hashes = changes(chat(environment("stone.py")), now)
+    kind, start, end = change
+    text = now["messages"][0]["content"]
+    assert (kind, text[start:end]) == ("block", "<files>\n  river.py\n</files>")
+    # A number is near, and has changed in the same place, but other text has changed as well.
+    more = chat(environment("lake 7", "river.py"))
+    assert changes(now, more, hashes)[0][0][0] == "block"
+    # A value alone is named as such.
+    day = chat(environment("river.py", day=25))
+    assert [kind for kind, _, _ in changes(now, day)[0]] == ["date"]
 
 
 def test_instructions_and_developers_items_are_a_system_prompt() -> None:
