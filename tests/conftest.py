@@ -1,11 +1,13 @@
 """The real engine and the models that tests run. All are found, or fetched, once a session."""
 
+import functools
 import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import hypothesis
 import pytest
 from support import software_device, tiny_gguf
@@ -22,6 +24,15 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Files and directories of tests have the modes that tests name, whatever the shell's umask.
 os.umask(0o022)
+
+# The threads of an engine spin while they wait for each other, which takes 0.3 s of a processor at
+# each start where other tests run. Source: libgomp, OMP_WAIT_POLICY.
+os.environ["OMP_WAIT_POLICY"] = "passive"
+
+# Every httpx client would parse all certificates of the system, which takes 30 ms.
+httpx._transports.default.create_ssl_context = functools.cache(  # type: ignore[attr-defined]
+    httpx.create_ssl_context
+)
 
 # Every run has the same examples: what once failed stands as an @example beside its property. A
 # machine that does other work takes long for any example; what hangs meets the limit of its test.

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.corral_cli import CorralCli, until
+from support.corral_cli import PATIENCE_S, CorralCli, until
 from support.fork_server import Fork
 
 SETTINGS = """
@@ -36,7 +37,8 @@ def ids(path: Path) -> list[str]:
 
 def batch(corral: CorralCli) -> Any:
     """The newest batch."""
-    found = corral.data("batch", "list")
+    with urllib.request.urlopen(f"{corral.url}/v1/batches", timeout=PATIENCE_S) as response:
+        found = json.load(response)["data"]
     return found[0] if found else None
 
 
@@ -183,7 +185,7 @@ def test_a_line_that_is_paused_when_the_daemon_ends_has_one_result(
     corral.configure(ONE_SLOT.format(path=slow_model))
     daemon = corral.serve()
     assert corral.fork_server
-    path = greedy_lines(tmp_path / "some.jsonl", 2, 400)
+    path = greedy_lines(tmp_path / "some.jsonl", 2, 150)
     command = corral.fork_server.start(["batch", "run", str(path)], corral.env, tmp_path, {})
     until(lambda: decodes(corral))
     url = f"{corral.url}{CHAT}"
@@ -205,7 +207,7 @@ def test_a_line_has_the_same_answer_with_and_without_a_pause(
     corral.ok("start")
     found = []
     for name in ("paused", "alone"):
-        path = greedy_lines(tmp_path / f"{name}.jsonl", 1, 100, url=url)
+        path = greedy_lines(tmp_path / f"{name}.jsonl", 1, 60, url=url)
         assert corral.fork_server
         command = corral.fork_server.start(["batch", "run", str(path)], corral.env, tmp_path, {})
         while name == "paused" and command.poll() is None:

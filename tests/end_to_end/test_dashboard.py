@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, ViewportSize, expect
-from support.corral_cli import PATIENCE_S, CorralCli, begin_stream, rest_of, until
-from support.dashboard_page import VIEWS, Dashboard, Scheme, chromium
+from support.corral_cli import CorralCli, begin_stream, rest_of, until
+from support.dashboard_page import VIEWS, Dashboard, Scheme
 from support.fork_server import ForkServer
 
 _SCHEMES: tuple[Scheme, ...] = ("light", "dark")
@@ -33,13 +33,6 @@ preload = false
 [supervisor.restart]
 backoff_initial_s = 0.01
 """
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    expect.set_options(timeout=1000 * PATIENCE_S)
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")
@@ -368,6 +361,7 @@ def test_requests_are_filtered_and_explained_beside_the_list(
 
 def test_a_crash_is_shown_live(dashboard: Dashboard, daemon: CorralCli) -> None:
     page = dashboard.page
+    begin_stream(daemon, 1).close()
     before = daemon.instances()["tiny.0"]
     restarts, pid = before.restarts, before.pid
     assert pid, before.state

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 from support import tiny_gguf
-from support.corral_cli import PATIENCE_S, CorralCli, until
-from support.dashboard_page import Dashboard, chromium
+from support.corral_cli import CorralCli, until
+from support.dashboard_page import Dashboard
 from support.fork_server import ForkServer
 from support.hub import FakeHub, Refusal
 
@@ -25,13 +25,6 @@ _SETTINGS = """
 path = "{tiny}"
 flags = {{ ctx-size = 512, parallel = 1, threads = 1 }}
 """
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    expect.set_options(timeout=1000 * PATIENCE_S)
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

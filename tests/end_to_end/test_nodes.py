@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from support.corral_cli import PATIENCE_S, CorralCli, until
+from support.fork_server import ForkServer
 
 MODEL = "[models.chat]\npath = '{path}'\nflags = {{ parallel = 2, threads = 1, ctx-size = 8192 }}\n"
 LONG = " ".join(["the stone in the river"] * 40)
@@ -22,8 +23,8 @@ LONG = " ".join(["the stone in the river"] * 40)
 class NodeSetup:
     """Two nodes that serve `chat`, and one in front of them that has no model of its own."""
 
-    def __init__(self, homes: list[Path]) -> None:
-        self.one, self.two, self.front = map(CorralCli, homes)
+    def __init__(self, homes: list[Path], fork_server: ForkServer) -> None:
+        self.one, self.two, self.front = (CorralCli(home, fork_server) for home in homes)
 
     def begin(self, model: Path) -> None:
         for node in (self.one, self.two):
@@ -64,7 +65,7 @@ class NodeSetup:
 
     def stream(self, text: str) -> Any:
         """Begin a long stream; return it once its first line has arrived."""
-        response = self.ask(text, 1500, stream=True)
+        response = self.ask(text, 300, stream=True)
         response.readline()
         return response
 
@@ -83,8 +84,10 @@ def free_port() -> int:
 
 
 @pytest.fixture
-def nodes(tmp_path_factory: pytest.TempPathFactory, slow_model: Path) -> Iterator[NodeSetup]:
-    nodes = NodeSetup([tmp_path_factory.mktemp("n") for _ in range(3)])
+def nodes(
+    tmp_path_factory: pytest.TempPathFactory, fork_server: ForkServer, slow_model: Path
+) -> Iterator[NodeSetup]:
+    nodes = NodeSetup([tmp_path_factory.mktemp("n") for _ in range(3)], fork_server)
     with ExitStack() as ends:
         for corral in (nodes.one, nodes.two, nodes.front):
             ends.callback(corral.end)

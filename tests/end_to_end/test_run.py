@@ -81,7 +81,7 @@ def test_a_failure_has_its_cause_and_leaves_no_daemon(
     corral: CorralCli, words: tuple[str, ...], code: int, said: str
 ) -> None:
     (corral.root / "broken.gguf").write_bytes(b"GGUF")
-    failed = run(corral, *words)
+    failed = corral("run", *words)
     assert (failed.returncode, failed.stdout) == (code, "")
     assert said in failed.stderr
     assert not corral.is_running()
@@ -110,7 +110,7 @@ def test_a_chat_in_a_terminal(corral: CorralCli, slow_model: Path) -> None:
         terminal.press_until("two\x1b\rlines\x03", PROMPT)
         terminal.press("\x04")
         assert terminal.end() == 0
-    assert not corral.is_running()
+    until(lambda: not corral.is_running())
     until(lambda: not corral.engines())
 
 
@@ -190,7 +190,7 @@ def test_ctrl_c_ends_a_single_answer(corral: CorralCli, slow_model: Path) -> Non
         until(lambda: corral.client.requests()[0].decoded_tokens > 1)
         terminal.press("\x03")
         assert terminal.end() == 130
-    assert not corral.is_running()
+    until(lambda: not corral.is_running())
 
 
 def test_json_has_the_answer_and_its_request(corral: CorralCli, tiny_model: Path) -> None:

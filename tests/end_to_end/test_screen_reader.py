@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import Browser
 from support.corral_cli import CorralCli, until
-from support.dashboard_page import VIEWS, Dashboard, chromium
+from support.dashboard_page import VIEWS, Dashboard
 
 TREES = Path(__file__).parent / "screen_reader"
 SETTINGS = """
@@ -30,16 +31,15 @@ NUMBER = re.compile(r"\d[\d.,:]*(?: (?:[KMGT]i)?B\b| ms\b| s\b| min\b| h\b| d\b|
 
 
 @pytest.fixture
-def dashboard(corral: CorralCli, tiny_model: Path) -> Iterator[Dashboard]:
+def dashboard(browser: Browser, corral: CorralCli, tiny_model: Path) -> Dashboard:
     corral.hide_stored_models()
     corral.env["GGML_VK_VISIBLE_DEVICES"] = ""  # a device has a bar and a heading
     corral.configure(SETTINGS.format(tiny=tiny_model))
     corral.ok("start")
     until(lambda: corral.data("usage"))  # of the engine's start
-    with chromium() as browser:
-        dashboard = Dashboard(browser.new_context(), corral.url)
-        dashboard.sign_in(corral.data("ui", "--no-browser")["url"])
-        yield dashboard
+    dashboard = Dashboard(browser.new_context(), corral.url)
+    dashboard.sign_in(corral.data("ui", "--no-browser")["url"])
+    return dashboard
 
 
 def test_each_view_has_the_roles_and_names_of_its_file(dashboard: Dashboard) -> None:

@@ -35,6 +35,7 @@ def loading(engine: Engine, argv: Sequence[str]) -> Iterator[bool]:
     env = {
         "LLAMA_API_KEY": KEY,
         ROUTER_ENV: "1",
+        "OMP_WAIT_POLICY": "passive",
         "LD_LIBRARY_PATH": os.pathsep.join(map(str, engine.library_dirs)),
     }
     with Popen(argv, env=env, stdin=PIPE, stdout=PIPE, stderr=DEVNULL) as process:

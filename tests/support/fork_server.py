@@ -7,6 +7,7 @@ directory, streams and exit code. A daemon that `corral start` starts is a fork 
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import importlib
 import json
@@ -18,6 +19,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import termios
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -104,12 +106,20 @@ class ForkServer:
         return subprocess.CompletedProcess(list(words), code, *texts)
 
     def start(
-        self, words: Sequence[str], env: Mapping[str, str], cwd: Path, files: Mapping[int, int]
+        self,
+        words: Sequence[str],
+        env: Mapping[str, str],
+        cwd: Path,
+        files: Mapping[int, int],
+        *,
+        new_session: bool = False,
     ) -> Fork:
-        """Start a command; `files` are descriptors of the command → ours, others are closed."""
-        return _ask_for_fork(
-            self.socket_path, words, {**env, SOCKET_ENV: self.socket_path}, cwd, files
-        )
+        """Start a command; `files` are descriptors of the command → ours, others are closed.
+
+        In a new session, a terminal at its stdin becomes the controlling one.
+        """
+        env = {**env, SOCKET_ENV: self.socket_path}
+        return _ask_for_fork(self.socket_path, words, env, cwd, files, new_session=new_session)
 
     def close(self) -> None:
         assert self._process.stdin
@@ -202,6 +212,8 @@ def _run_command(
         if request["new_session"]:
             os.setsid()
         _take_files(dict(zip(request["targets"], descriptors, strict=True)))
+        if request["new_session"] and os.isatty(0):
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         os.chdir(request["cwd"])
         os.environ.clear()
         os.environ.update(request["env"])

@@ -455,7 +455,7 @@ class ProxyHarness:
         self.http = await self._stack.enter_async_context(
             aiohttp.ClientSession(
                 self.server.url,
-                timeout=aiohttp.ClientTimeout(total=20),
+                timeout=aiohttp.ClientTimeout(total=120),  # it ends tests that hang alone
                 cookie_jar=aiohttp.CookieJar(unsafe=True),  # for an address
             )
         )

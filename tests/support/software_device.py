@@ -55,7 +55,9 @@ class SmallDevice:
         return len(self._listings.read_text("utf-8").splitlines())
 
     def set_free(self, mib: int) -> None:
-        self._free.write_text(str(mib), "utf-8")
+        new = self._free.with_suffix(".new")
+        new.write_text(str(mib), "utf-8")
+        new.replace(self._free)  # a listing never reads half of it
 
 
 def write_engine(

@@ -8,7 +8,6 @@ import pty
 import re
 import select
 import struct
-import subprocess
 import termios
 from typing import Self
 
@@ -23,16 +22,12 @@ class Terminal:
         self.resize(columns, rows)
         self.settings = self.settings_now()
         self.written = b""
-        # setsid makes the terminal the controlling one, which gets SIGWINCH and SIGINT. It
-        # does not answer when the command asks for the place of the cursor.
-        argv = ["setsid", "--ctty", *corral.argv(*words)]
-        self.process = subprocess.Popen(
-            argv,
-            env={**corral.env, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"},
-            cwd=corral.root,
-            stdin=self._theirs,
-            stdout=self._theirs,
-            stderr=self._theirs,
+        # The command does not ask for the place of the cursor. The terminal is the controlling one,
+        # which gets SIGWINCH and SIGINT.
+        env = {**corral.env, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
+        assert corral.fork_server
+        self.process = corral.fork_server.start(
+            words, env, corral.root, dict.fromkeys(range(3), self._theirs), new_session=True
         )
 
     def __enter__(self) -> Self:
