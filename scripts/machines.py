@@ -12,6 +12,7 @@ import argparse
 import functools
 import http.client
 import json
+import secrets
 import signal
 import socket
 import string
@@ -21,7 +22,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,27 +56,46 @@ local_first = false
 
 @dataclass
 class Phase:
-    """The answers that began in a phase, by outcome; those of note are kept."""
+    """The answers that began in a phase, by outcome; those of note are kept.
+
+    `history_tokens` are those of earlier turns, of which `found_tokens` were in a cache.
+    """
 
     name: str
     outcomes: Counter[str] = field(default_factory=Counter)
     nodes: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     took_s: float = 0.0
+    history_tokens: int = 0
+    found_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer; `outcome` is "whole", "error event" or the fault."""
+
+    node: str
+    outcome: str
+    text: str = ""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
 
 
 class NameServer:
     """dnsmasq with one name."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, name: str = NAME, address: str = "127.0.0.1") -> None:
+        # The address may come later.
         self.port = free_port("127.0.0.1")
+        self._name = name
+        self.address = address
         self._hosts = directory / "hosts"
         self._process: subprocess.Popen[bytes] | None = None
 
     @contextmanager
-    def running(self) -> Iterator[None]:
-        self._hosts.write_text("", "utf-8")
-        options = ("--no-resolv", "--no-hosts", "--bind-interfaces", "--local=/test/")
+    def running(self, *hosts: str) -> Iterator[None]:
+        self._write(hosts)
+        options = ("--no-resolv", "--no-hosts", "--bind-interfaces", f"--local=/{self._name}/")
         self._process = subprocess.Popen(
             [  # noqa: S607 (wherever it is installed)
                 "dnsmasq",
@@ -83,7 +103,7 @@ class NameServer:
                 "--conf-file=/dev/null",
                 "--pid-file=",
                 *options,
-                "--listen-address=127.0.0.1",
+                f"--listen-address={self.address}",
                 f"--port={self.port}",
                 f"--addn-hosts={self._hosts}",
                 "--user=root",
@@ -96,18 +116,22 @@ class NameServer:
             self._process.wait()
 
     def set(self, *hosts: str) -> None:
-        self._hosts.write_text("".join(f"{host} {NAME}\n" for host in hosts), "utf-8")
+        self._write(hosts)
         if self._process:
             self._process.send_signal(signal.SIGHUP)
 
+    def _write(self, hosts: Iterable[str]) -> None:
+        self._hosts.write_text("".join(f"{host} {self._name}\n" for host in hosts), "utf-8")
+
 
 class Clients:
-    """Stream without a pause, each one answer after the other."""
+    """Stream without a pause, each one answer after the other: conversations of so many turns."""
 
-    def __init__(self, port: int, count: int) -> None:
+    def __init__(self, host: str, port: int, count: int, turns: int = 1) -> None:
         self.phase = Phase("start")
         self.killed = ""
-        self._port = port
+        self._address = host, port
+        self._turns = turns
         self._is_over = threading.Event()
         self._threads = [threading.Thread(target=self._run) for _ in range(count)]
 
@@ -123,35 +147,54 @@ class Clients:
                 thread.join()
 
     def _run(self) -> None:
+        messages: list[dict[str, str]] = []
+        history_tokens = 0
         while not self._is_over.is_set():
+            if len(messages) == 2 * self._turns:
+                messages, history_tokens = [], 0
+            if not messages and self._turns > 1:
+                messages = [{"role": "user", "content": f"hello from {secrets.token_hex(16)}"}]
+            elif len(messages) % 2 == 0:
+                messages.append({"role": "user", "content": "hello"})
             phase = self.phase
-            node, outcome = answer(self._port)
-            if outcome == "error event" and self.killed and self.killed in node:
-                outcome = "killed"
-            phase.outcomes[outcome] += 1
-            phase.nodes[node] += 1
-            if outcome not in {"whole", "killed"}:
-                phase.problems.append(f"{phase.name}: {node}: {outcome}")
+            answer = ask(*self._address, messages)
+            self._record(phase, answer)
+            if answer.outcome == "whole":
+                phase.history_tokens += history_tokens
+                phase.found_tokens += min(answer.cached_tokens, history_tokens)
+                history_tokens = answer.prompt_tokens + TOKENS
+                messages.append({"role": "assistant", "content": answer.text})
+
+    def _record(self, phase: Phase, answer: Answer) -> None:
+        outcome = answer.outcome
+        if outcome == "error event" and self.killed and self.killed in answer.node:
+            outcome = "killed"
+        phase.outcomes[outcome] += 1
+        phase.nodes[answer.node] += 1
+        if outcome not in {"whole", "killed"}:
+            phase.problems.append(f"{phase.name}: {answer.node}: {outcome}")
 
 
-def answer(port: int) -> tuple[str, str]:
-    """Return which instance gave an answer, and "whole", "error event" or the fault."""
-    messages = [{"role": "user", "content": "hello"}]
-    body = {"model": "chat", "stream": True, "max_tokens": TOKENS, "temperature": 0}
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+def ask(host: str, port: int, messages: Sequence[Mapping[str, str]]) -> Answer:
+    body = {
+        "model": "chat",
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "max_tokens": TOKENS,
+        "temperature": 0,
+        "messages": messages,
+    }
+    connection = http.client.HTTPConnection(host, port, timeout=PATIENCE_S)
     node = "-"
     chunks: list[str] = []
     try:
         connection.request(
-            "POST",
-            "/v1/chat/completions",
-            json.dumps({**body, "messages": messages}),
-            {"Content-Type": "application/json"},
+            "POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"}
         )
         response = connection.getresponse()
         node = response.headers.get("X-Corral-Instance", "-")
         if response.status != http.client.OK:
-            return node, f"failed: {response.status} {response.read()[:200]!r}"
+            return Answer(node, f"failed: {response.status} {response.read()[:200]!r}")
         chunks.extend(
             line.removeprefix(b"data: ").strip().decode()
             for line in response
@@ -159,28 +202,71 @@ def answer(port: int) -> tuple[str, str]:
         )
     except (OSError, http.client.HTTPException) as error:
         if not chunks:
-            return node, f"failed: {error!r}"
+            return Answer(node, f"failed: {error!r}")
     finally:
         connection.close()
-    return node, outcome_of(chunks)
+    return answer_of(node, chunks)
 
 
-def outcome_of(chunks: Sequence[str]) -> str:
+def answer_of(node: str, chunks: Sequence[str]) -> Answer:
     if chunks and chunks[-1].startswith("{") and "error" in json.loads(chunks[-1]):
-        return "error event"
+        return Answer(node, "error event")
     if not chunks or chunks[-1] != "[DONE]":
-        return f"truncated: ends with {chunks[-1:]}"
+        return Answer(node, f"truncated: ends with {chunks[-1:]}")
     parsed: list[dict[str, Any]] = [json.loads(chunk) for chunk in chunks[:-1]]
     deltas = [choice["delta"] for chunk in parsed for choice in chunk.get("choices", ())]
     text = "".join(delta.get("content") or "" for delta in deltas)
     whole = string.ascii_lowercase * (TOKENS // 26 + 2)
-    return "whole" if len(text) == TOKENS and text in whole else f"truncated: {text!r}"
+    if len(text) != TOKENS or text not in whole:
+        return Answer(node, f"truncated: {text!r}")
+    usage = parsed[-1]["usage"]
+    cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
+    return Answer(node, "whole", text, usage["prompt_tokens"], cached_tokens)
 
 
-class Machines:
+class Story:
+    """Things that happen to machines while clients stream."""
+
+    def __init__(self, answers: int = 32, interval_s: float = 0.1) -> None:
+        self.phases: list[Phase] = []
+        self._answers = answers
+        self._interval_s = interval_s
+
+    clients: Clients
+
+    def up(self) -> set[str]:
+        """Return the machines to which the front sends requests."""
+        raise NotImplementedError
+
+    def phase(self, name: str, do: Callable[[], object], up: set[str]) -> None:
+        """Do something, wait for its effect, and let it stand for some answers."""
+        phase = Phase(name)
+        self.phases.append(phase)
+        began_at_s = time.monotonic()
+        self.clients.phase = phase
+        do()
+        self.wait(lambda: self.up() == up, f"{name}: {up} up", phase)
+        phase.took_s = time.monotonic() - began_at_s
+        done = phase.outcomes["whole"]
+        self.wait(
+            lambda: phase.outcomes["whole"] >= done + self._answers, f"{name}: answers", phase
+        )
+        print(f"{name}: {phase.took_s:.1f} s", file=sys.stderr)
+
+    def wait(self, is_so: Callable[[], bool], what: str, phase: Phase) -> None:
+        until_s = time.monotonic() + PATIENCE_S
+        while not is_so():
+            if time.monotonic() > until_s:
+                phase.problems.append(f"not in {PATIENCE_S} s: {what}")
+                return
+            time.sleep(self._interval_s)
+
+
+class Machines(Story):
     """The front, the machines, and the events that happen to them."""
 
     def __init__(self, home: Path, names: NameServer, clients: int) -> None:
+        super().__init__()
         model = tiny_gguf.make(
             home / "alphabet.gguf", mode="cycle", embd=128, heads=4, layers=4, ff=256, ctx=8192
         )
@@ -189,7 +275,6 @@ class Machines:
         self._machines = {host: self._corral(home / host, host, model) for host in HOSTS}
         self._front = self._corral(home / "front", "127.0.0.1", model, NODES)
         self._daemons: dict[str, Daemon] = {}
-        self.phases: list[Phase] = []
         self._clients = clients
 
     def _corral(self, home: Path, host: str, model: Path, more: str = "") -> CorralCli:
@@ -205,7 +290,7 @@ class Machines:
             for host, machine in self._machines.items():
                 self._daemons[host] = machine.serve()
             self._front.serve()
-            self.clients = Clients(self._port, self._clients)
+            self.clients = Clients("127.0.0.1", self._port, self._clients)
             with self.clients.running():
                 self._happen()
         finally:
@@ -214,40 +299,19 @@ class Machines:
 
     def _happen(self) -> None:
         one, two, three = HOSTS
-        self._phase("records added", lambda: self._records(one), {one})
-        self._phase("more added", lambda: self._records(*HOSTS), {*HOSTS})
-        self._phase("record removed", lambda: self._records(one, two), {one, two})
-        self._phase("NXDOMAIN", self._records, set())
-        self._phase("records back", lambda: self._records(*HOSTS), {*HOSTS})
-        self._phase("one killed", lambda: self._kill(two), {one, three})
-        self._phase("started again", lambda: self._start(two), {*HOSTS})
-        self._phase("one drained", lambda: self._stop(three), {one, two})
-        self._phase("started again", lambda: self._start(three), {*HOSTS})
+        self.phase("records added", lambda: self._records(one), {one})
+        self.phase("more added", lambda: self._records(*HOSTS), {*HOSTS})
+        self.phase("record removed", lambda: self._records(one, two), {one, two})
+        self.phase("NXDOMAIN", self._records, set())
+        self.phase("records back", lambda: self._records(*HOSTS), {*HOSTS})
+        self.phase("one killed", lambda: self._kill(two), {one, three})
+        self.phase("started again", lambda: self._start(two), {*HOSTS})
+        self.phase("one drained", lambda: self._stop(three), {one, two})
+        self.phase("started again", lambda: self._start(three), {*HOSTS})
         for host in HOSTS:
-            self._phase(f"restart of {host}", functools.partial(self._restart, host), {*HOSTS})
+            self.phase(f"restart of {host}", functools.partial(self._restart, host), {*HOSTS})
 
-    def _phase(self, name: str, do: Callable[[], object], up: set[str]) -> None:
-        """Do something, wait for its effect, and let it stand for some answers."""
-        phase = Phase(name)
-        self.phases.append(phase)
-        began_at_s = time.monotonic()
-        self.clients.phase = phase
-        do()
-        self._wait(lambda: self._up() == up, f"{name}: {up} up", phase)
-        phase.took_s = time.monotonic() - began_at_s
-        done = phase.outcomes["whole"]
-        self._wait(lambda: phase.outcomes["whole"] >= done + 32, f"{name}: answers", phase)
-
-    @staticmethod
-    def _wait(is_so: Callable[[], bool], what: str, phase: Phase) -> None:
-        until_s = time.monotonic() + PATIENCE_S
-        while not is_so():
-            if time.monotonic() > until_s:
-                phase.problems.append(f"not in {PATIENCE_S} s: {what}")
-                return
-            time.sleep(0.1)
-
-    def _up(self) -> set[str]:
+    def up(self) -> set[str]:
         nodes = self._front.status().nodes
         return {node.name.partition("@")[2] for node in nodes if node.state == "up"}
 
@@ -260,7 +324,7 @@ class Machines:
 
     def _kill(self, host: str) -> None:
         """Kill a machine while it answers."""
-        self._wait(lambda: self._busy(host) > 1, f"requests at {host}", self.clients.phase)
+        self.wait(lambda: self._busy(host) > 1, f"requests at {host}", self.clients.phase)
         self.clients.killed = host
         self._daemons[host].kill()
         self._daemons[host].wait()
@@ -299,13 +363,16 @@ def is_free(host: str, port: int) -> bool:
 def show(phases: Sequence[Phase]) -> bool:
     """Print the table; return whether all is as it should be."""
     kinds = ("whole", "killed", "error event", "truncated", "failed")
-    print(f"{'phase':22}" + "".join(f"{kind:>13}" for kind in kinds) + f"{'until seen':>13}")
+    titles = (*kinds, "until seen", "found again")
+    print(f"{'phase':22}" + "".join(f"{title:>13}" for title in titles))
     for phase in phases:
         counts = Counter[str]()
         for outcome, count in phase.outcomes.items():
             counts[outcome.partition(":")[0]] += count
         row = "".join(f"{counts[kind]:13}" for kind in kinds)
-        print(f"{phase.name:22}{row}{phase.took_s:11.1f} s")
+        found = phase.found_tokens / phase.history_tokens if phase.history_tokens else 0
+        share = f"{found:.1%}" if phase.history_tokens else "-"
+        print(f"{phase.name:22}{row}{phase.took_s:11.1f} s{share:>13}")
     problems = [problem for phase in phases for problem in phase.problems]
     for problem in problems[:20]:
         print(f"problem: {problem}")

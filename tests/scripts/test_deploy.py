@@ -14,17 +14,20 @@ from support.documented_metrics import documented_metrics
 
 from proxy.auth.api_keys import OPEN_PATHS
 from proxy.settings import ProxySettings
+from scripts.deploy import check, sbom
 from supervisor.service.units import ServiceFacts
+from supervisor.settings.load import load
 from supervisor.settings.schema import Settings
 from supervisor.slot_store.policy import auto_budget_bytes
 
 ROOT = Path(__file__).parent.parent.parent
-KUBERNETES = ROOT / "scripts" / "deploy" / "kubernetes"
-EXAMPLES = sorted((KUBERNETES / "examples").glob("*.yaml"))
+KUBERNETES = ROOT / "scripts" / "deploy" / "kubernetes" / "base"
+EXAMPLES = sorted((KUBERNETES.parent / "examples").glob("*.yaml"))
 MONITORING = sorted((ROOT / "scripts" / "deploy" / "monitoring").iterdir())
 PROMETHEUS_LABELS = {"instance", "job", "le"}
 SETTINGS = Settings.model_validate(tomllib.loads((KUBERNETES / "corral.toml").read_text("utf-8")))
 PORT = ProxySettings().port
+OVERLAYS = sorted(path.parent.name for path in KUBERNETES.parent.glob("*/kustomization.yaml"))
 CONTAINERFILE = (ROOT / "scripts" / "deploy" / "Containerfile").read_text("utf-8")
 
 
@@ -32,7 +35,13 @@ def parsed(path: Path) -> Any:
     return yaml.safe_load(path.read_text("utf-8"))
 
 
-POD = parsed(KUBERNETES / "statefulset.yaml")["spec"]["template"]["spec"]
+def all_of(path: Path) -> list[Any]:
+    return list(yaml.safe_load_all(path.read_text("utf-8")))
+
+
+WORKLOAD = parsed(KUBERNETES / "statefulset.yaml")
+FRONT = parsed(KUBERNETES.parent / "front" / "deployment.yaml")
+POD = WORKLOAD["spec"]["template"]["spec"]
 [CONTAINER] = POD["containers"]
 
 
@@ -53,17 +62,83 @@ def test_the_kustomization_names_every_file_but_the_examples() -> None:
     assert volumes["config"]["configMap"]["name"] == generator["name"]
 
 
+def kustomized(directory: Path) -> list[dict[str, Any]]:
+    command = ["kubectl", "kustomize", str(directory)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return list(yaml.safe_load_all(done.stdout))
+
+
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
-def test_kustomize_builds_it() -> None:
-    command = ["kubectl", "kustomize", str(KUBERNETES)]
-    built = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    [pods] = [entry for entry in yaml.safe_load_all(built) if entry["kind"] == "StatefulSet"]
-    labels = pods["spec"]["template"]["metadata"]["labels"]
-    assert pods["spec"]["selector"]["matchLabels"].items() <= labels.items()
-    [budget] = [
-        entry for entry in yaml.safe_load_all(built) if entry["kind"] == "PodDisruptionBudget"
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_kustomize_builds_it(name: str) -> None:
+    objects = kustomized(KUBERNETES.parent / name)
+    workloads = [entry for entry in objects if entry["kind"] in {"StatefulSet", "Deployment"}]
+    selected = [
+        entry["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/name"]
+        for entry in workloads
     ]
-    assert budget["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert len(set(selected)) == len(workloads)
+    settings = {entry["metadata"]["name"] for entry in objects if entry["kind"] == "ConfigMap"}
+    for workload in workloads:
+        labels = workload["spec"]["template"]["metadata"]["labels"]
+        assert workload["spec"]["selector"]["matchLabels"].items() <= labels.items()
+        for volume in workload["spec"]["template"]["spec"]["volumes"]:
+            assert volume.get("configMap", {}).get("name") in {None, *settings}
+    [budget] = [entry for entry in objects if entry["kind"] == "PodDisruptionBudget"]
+    [pods] = [entry for entry in workloads if entry["kind"] == "StatefulSet"]
+    assert budget["spec"]["selector"] == pods["spec"]["selector"]
+
+
+def test_a_front_is_a_pod_like_those_behind_it() -> None:
+    front = FRONT["spec"]["template"]["spec"]
+    [container] = front["containers"]
+    assert front["terminationGracePeriodSeconds"] == POD["terminationGracePeriodSeconds"]
+    assert front["securityContext"].items() <= POD["securityContext"].items()
+    varying = {"resources"}
+    assert {key: value for key, value in container.items() if key not in varying} == {
+        key: value for key, value in CONTAINER.items() if key not in varying
+    }
+    settings = Settings.model_validate(
+        tomllib.loads((KUBERNETES.parent / "front" / "corral.toml").read_text("utf-8"))
+    )
+    [service] = parsed(KUBERNETES / "service.yaml")["metadata"].values()
+    assert [node.url for node in settings.nodes.values()] == [f"dns+http://{service}:{PORT}"]
+
+
+def test_pods_for_podman_are_those_of_the_stateful_set() -> None:
+    manifest = check.pod(WORKLOAD | {"spec": labelled(WORKLOAD["spec"])}, "llama-corral-1")
+    [container] = manifest["spec"]["containers"]
+    same = {"name", "image", "securityContext", "resources"}
+    assert {key: container[key] for key in same} == {key: CONTAINER[key] for key in same}
+    assert set(container) == same | {
+        "volumeMounts"
+    }  # podman publishes ports, and runs probes by curl
+    volumes = {volume["name"]: volume for volume in manifest["spec"]["volumes"]}
+    mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert mounted == {
+        "data": "/data",
+        "llama-corral-1-scratch": "/scratch",
+        "config": "/etc/llama-corral",
+    }
+    assert set(volumes) == set(mounted)
+    claim = volumes["data"]["persistentVolumeClaim"]["claimName"]
+    assert claim == "data-llama-corral-1"  # as Kubernetes names it
+
+
+def labelled(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return a workload with labels, which kustomize adds."""
+    return {**spec, "template": {**spec["template"], "metadata": {"labels": {}}}}
+
+
+def test_the_list_of_contents_has_the_debian_packages() -> None:
+    control = (
+        "Package: libstdc++6\nVersion: 14.2.0-19\nArchitecture: amd64\nDescription: x\n A: b\n"
+    )
+    document = sbom.merge({"bomFormat": "CycloneDX", "components": [{"name": "attrs"}]}, [control])
+    assert document["bomFormat"] == "CycloneDX"
+    assert [entry["name"] for entry in document["components"]] == ["attrs", "libstdc++6"]
+    purl = "pkg:deb/debian/libstdc%2B%2B6@14.2.0-19?arch=amd64"
+    assert document["components"][1]["purl"] == purl
 
 
 def test_one_port_is_the_default_one() -> None:
@@ -110,7 +185,7 @@ def test_the_image_has_all_that_a_wheel_is_made_of() -> None:
     copied = re.findall(r"^COPY (?!--)(.*) \S+$", CONTAINERFILE, re.MULTILINE)
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]
     wheel = wheel["targets"]["wheel"]
-    files = {"pyproject.toml", "README.md", "LICENSE"}
+    files = {"pyproject.toml", "README.md", "LICENSE", "scripts/deploy/sbom.py"}
     wanted = {*wheel["packages"], *wheel["force-include"], *files}
     assert set(" ".join(copied).split()) == wanted
 
@@ -125,7 +200,7 @@ def test_the_disk_holds_the_saved_conversations() -> None:
 
 @pytest.mark.parametrize("path", [*EXAMPLES, *MONITORING], ids=lambda path: path.stem)
 def test_metrics_labels_and_models_exist(path: Path) -> None:
-    text = json.dumps(parsed(path)).replace('\\"', "")
+    text = json.dumps(all_of(path)).replace('\\"', "")
     documented = {
         series: metric.labels for metric in documented_metrics() for series in metric.series
     }
@@ -133,6 +208,41 @@ def test_metrics_labels_and_models_exist(path: Path) -> None:
         assert set(re.findall(r"(\w+)=", labels)) - PROMETHEUS_LABELS <= documented[name]
     assert set(re.findall(r"model=(\w+)", text)) <= set(SETTINGS.models)
     assert "llama-corral" in text
+
+
+def kserve() -> Any:
+    runtime = parsed(KUBERNETES.parent / "examples" / "kserve-runtime.yaml")["spec"]
+    [container] = runtime["containers"]
+    probes = {kind: container[f"{kind}Probe"] for kind in ("startup", "readiness", "liveness")}
+    return container | {"probes": probes, "mounts": container["volumeMounts"]}
+
+
+def llmkube() -> Any:
+    _, service = all_of(KUBERNETES.parent / "examples" / "llmkube.yaml")
+    service = service["spec"]
+    return service | {"probes": service["probeOverrides"], "mounts": service["extraVolumeMounts"]}
+
+
+@pytest.mark.parametrize("example", [kserve(), llmkube()], ids=["kserve", "llmkube"])
+def test_other_operators_run_the_same_container(
+    example: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in example["env"]:
+        text = re.sub(r"\{\{\.\w+(?:\.gguf)?\}\}", "smollm2", variable["value"])
+        monkeypatch.setenv(variable["name"], text)
+    settings = load(config_dir=Path("/nonexistent")).settings
+    assert list(settings.models) == ["smollm2"]
+    assert settings.proxy.allowed_hosts
+    for kind, probe in example["probes"].items():
+        path = CONTAINER[f"{kind}Probe"]["httpGet"]["path"]
+        assert probe == {
+            **CONTAINER[f"{kind}Probe"],
+            "httpGet": {"path": path, "port": PORT},
+        }
+    hardened = CONTAINER["securityContext"]
+    assert {key: example["securityContext"][key] for key in hardened} == hardened
+    mounted = {mount["mountPath"] for mount in example["mounts"]}
+    assert {"/data", "/scratch"} <= mounted
 
 
 def test_the_panels_of_the_dashboard_do_not_overlap() -> None:
