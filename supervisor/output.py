@@ -56,6 +56,15 @@ class CommandResult:
     is_raw: bool = False  # write control characters of the text as they are
 
 
+def json_lines(call: Callable[[], CommandResult]) -> CommandResult:
+    """Run a command; its result shows as the last of its JSON lines, `result` or `error`."""
+    try:
+        result = call()
+    except CorralError as error:
+        return CommandResult(None, to_json({"error": error.as_json()}), exit_code=error.exit_code)
+    return CommandResult(None, to_json({"result": result.data}), exit_code=result.exit_code)
+
+
 def run_command(command: str, call: Callable[[], CommandResult], *, as_json: bool) -> int:
     """Run a command, show its result or its CorralError, and return the exit code."""
     try:
@@ -294,12 +303,14 @@ def duration(seconds: float | None) -> str:
 class ProgressMeter:
     """Shows progress on stderr within its block.
 
-    One redrawn line on a terminal, otherwise a line per quarter.
+    One redrawn line on a terminal, otherwise a line per quarter. `as_json` writes each change as a
+    line of JSON to stdout, for a program.
     """
 
-    def __init__(self, stream: TextIO = sys.stderr) -> None:
+    def __init__(self, stream: TextIO = sys.stderr, *, as_json: bool = False) -> None:
         self._stream = stream
-        self._live = stream.isatty()
+        self._as_json = as_json
+        self._live = stream.isatty() and not as_json
         self._shown: dict[str, tuple[int, str]] = {}
 
     def __enter__(self) -> Self:
@@ -310,10 +321,14 @@ class ProgressMeter:
 
     def show(self, label: str, fraction: float, detail: str = "") -> None:
         percent = int(fraction * 100)
-        step = (percent, detail) if self._live else (percent // 25, "")
+        is_whole = self._live or self._as_json
+        step = (percent, detail) if is_whole else (percent // 25, "")
         if self._shown.get(label) == step:
             return
         self._shown[label] = step
+        if self._as_json:
+            write(to_json({"label": label, "share": fraction, "detail": detail}))
+            return
         after = f"{percent} %" + (f" · {detail}" if detail else "")
         if self._live:
             done = min(_BAR_CELLS, max(0, int(fraction * _BAR_CELLS)))

@@ -6,8 +6,9 @@ becomes a file's path.
 
 The page sends commands on models, forgets conversations, and reads logs and settings of client
 programs; its view of the models on this machine is in `machine_models`, searches and downloads are
-in `hub`, the editor of the settings is in `settings_file`. Signing in exchanges a one-time token,
-or an admin's API key, for a session: its id is in a cookie, its page token in the answer.
+in `hub`, comparisons of profiles in `bench`, the editor of the settings is in `settings_file`.
+Signing in exchanges a one-time token, or an admin's API key, for a session: its id is in a cookie,
+its page token in the answer.
 
 Source: W3C Content Security Policy Level 3; WHATWG Fetch, section 3.7 on
 `Cross-Origin-Resource-Policy`.
@@ -33,6 +34,7 @@ from proxy.auth import access, sessions
 from proxy.auth.api_keys import SignInLimit
 from proxy.auth.keys_file import Key
 from proxy.common.background_tasks import persist
+from proxy.dashboard.bench import BenchEndpoint
 from proxy.dashboard.host import DashboardHost, Verb
 from proxy.dashboard.hub import HubEndpoint
 from proxy.dashboard.live import LiveEndpoint, LiveState, lines_of
@@ -147,6 +149,7 @@ class Dashboard(Feature):
         routes.add(access.END_SESSION, post=self.end_session)
         LiveEndpoint(self._live, self._host, self._core, self._is_admin).add_routes(routes)
         MachineModelsEndpoint(self._host.machine_models, self._core).add_routes(routes)
+        BenchEndpoint(self._host.bench, self._core).add_routes(routes)
         HubEndpoint(self._host.hub, self._core).add_routes(routes)
         SettingsFileEndpoint(self._host.settings_file, self._core).add_routes(routes)
         for verb in get_args(Verb):

@@ -96,6 +96,54 @@ class MachineModels(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class BenchWish:
+    """A comparison to make; `force`: although the machine is not free."""
+
+    model: str
+    profiles: tuple[str, ...]
+    workload: str  # empty for all that suit the model
+    minutes: float
+    force: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BenchJob:
+    """The latest comparison; `error` says why it failed.
+
+    Of each row: `workload`, `figure`, `variant`, `values` and `verdict` as texts, and the `class`
+    of the verdict: better, worse or same.
+    """
+
+    model: str
+    profiles: tuple[str, ...]
+    state: Literal["running", "done", "cancelled", "failed"] = "running"
+    share: float = 0.0  # of the time, as estimated
+    detail: str = ""
+    rows: Sequence[Mapping[str, object]] = ()
+    notes: Sequence[str] = ()
+    error: str | None = None
+
+
+class BenchRunner(Protocol):
+    """Compares profiles of a model by `corral bench`, on engines of its own; one at a time."""
+
+    def job(self) -> BenchJob | None: ...
+
+    async def start(self, wish: BenchWish, /) -> None:
+        """Begin a comparison.
+
+        Raises as `MachineModels.plan`; Conflict: one is running; Unavailable: the daemon is
+        stopping.
+        """
+
+    def cancel(self) -> None:
+        """Cancel the comparison; raises NotFound."""
+
+    async def report(self) -> str:
+        """Return the report of the latest comparison, an HTML page; raises NotFound."""
+
+
 class SettingsFile(Protocol):
     """The settings file that the daemon has read; all raise NotFound if there is none."""
 
@@ -212,6 +260,9 @@ class DashboardHost(Protocol):
 
     @property
     def machine_models(self) -> MachineModels: ...
+
+    @property
+    def bench(self) -> BenchRunner: ...
 
     @property
     def settings_file(self) -> SettingsFile: ...

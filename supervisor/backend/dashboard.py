@@ -19,6 +19,7 @@ from proxy.nodes.nodes import Nodes, NodeStats
 from proxy.observe.past import ForgottenConversation
 from proxy.request.models import ModelInfo
 from supervisor import __version__
+from supervisor.backend.bench import BenchAdapter
 from supervisor.backend.hub import HubAdapter
 from supervisor.backend.machine_models import MachineModelsAdapter
 from supervisor.backend.proxy_settings import Certificate
@@ -130,6 +131,7 @@ _MEMORY_AGE_MAX_S: Final = 2.0
 @define(eq=False, slots=False)
 class DashboardHostAdapter:
     machine_models: MachineModelsAdapter
+    bench: BenchAdapter
     settings_file: SettingsFileAdapter
     hub: HubAdapter
     _fleet: Fleet

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,6 +13,7 @@ from attrs import define
 from proxy.dashboard.host import StartOptions
 from proxy.errors import BadRequest, UnknownModel, quote
 from supervisor.backend.ollama import proxy_error
+from supervisor.bench.variants import PLAIN
 from supervisor.errors import CorralError, ModelInvalid
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.fleet.reload import Reload, ReloadResult
@@ -70,6 +71,17 @@ class MachineModelsAdapter:
 
         loaded = self._reload.loaded
         write_models(loaded.path or self._directories.config / FILE_NAME, loaded, [model], table)
+
+    def check(self, model: str, profiles: Sequence[str]) -> None:
+        """Raise as `plan` unless the model and the profiles, `plain` too, exist; reads files."""
+        try:
+            if model not in self._reload.settings.models:
+                self._find(model)
+        except CorralError as error:
+            raise proxy_error(error) from error
+        for name in profiles:
+            if name != PLAIN:
+                self._table_of(StartOptions(profile=name))
 
     def _list(self) -> Mapping[str, object]:
         stored = self._stored()

@@ -469,10 +469,11 @@ def _rows(finding: Finding) -> Iterator[_Row]:
         style = None
         if comparison and comparison.is_different:
             style = "green" if comparison.is_better(finding.words) else "red"
-        yield (title or "", name, _values(variant, finding), variant.verdict), style
+        yield (title or "", name, values_text(variant, finding), variant.verdict), style
 
 
-def _values(variant: VariantFinding, finding: Finding) -> str:
+def values_text(variant: VariantFinding, finding: Finding) -> str:
+    """Return the median and the range: `41.2 ms (40.1–43.0)`."""
     if variant.spread is None:
         return "-"
     median, low, high = variant.spread

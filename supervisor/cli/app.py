@@ -365,6 +365,7 @@ def bench(  # noqa: PLR0913, PLR0917 (a command has its options)
     force: bool = False,
     report: Annotated[Path | None, Option(metavar="FILE.html")] = None,
     config: Config = None,
+    as_lines: Annotated[bool, Option("--lines", hidden=True)] = False,
 ) -> None:
     """Measure a model under several profiles, side by side.
 

@@ -15,6 +15,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -29,9 +30,10 @@ from supervisor.bench.figures import (
     BenchResult,
     Comparison,
     findings,
+    values_text,
 )
 from supervisor.bench.figures import table as bench_table
-from supervisor.bench.html_report import shell, write_report
+from supervisor.bench.html_report import shell, verdict_class, write_report
 from supervisor.bench.own_engine import measure_threads
 from supervisor.bench.runner import Bench, RoundLimits
 from supervisor.bench.tune import TuneJob
@@ -46,7 +48,15 @@ from supervisor.daemon.control_messages import ModelStatus
 from supervisor.daemon.model_commands import running_status
 from supervisor.errors import AccessDenied, Interrupted
 from supervisor.fleet.planner import LaunchPlanner
-from supervisor.output import CommandResult, ProgressMeter, colored, duration, size, table
+from supervisor.output import (
+    CommandResult,
+    ProgressMeter,
+    colored,
+    duration,
+    json_lines,
+    size,
+    table,
+)
 from supervisor.plan.fit import capacity
 from supervisor.plan.plan import Plan
 from supervisor.plan.tuned_profile import conditions, machine_here, path_of
@@ -103,6 +113,18 @@ def data(result: BenchResult) -> dict[str, object]:
             for variant in finding.variants
             if variant.comparison
         ],
+        "rows": [
+            {
+                "workload": finding.figure.workload,
+                "figure": finding.figure.title,
+                "variant": variant.name,
+                "values": values_text(variant, finding),
+                "verdict": variant.verdict,
+                "class": verdict_class(finding, variant),
+            }
+            for finding in findings(result)
+            for variant in finding.variants
+        ],
     }
 
 
@@ -151,8 +173,30 @@ def bench(  # noqa: PLR0913, PLR0917 (a command has its options)
     force: bool,
     report: Path | None,
     config: Path | None,
+    as_lines: bool,
 ) -> CommandResult:
-    """Measure and show the figures, also after Ctrl-C."""
+    """Measure and show the figures, also after Ctrl-C.
+
+    `as_lines`: write progress and `result` or `error` as JSON lines.
+    """
+    call = partial(_bench, model, profiles, workload, repeats, minutes, seed, report, config)
+    call = partial(call, ProgressMeter(as_json=as_lines), force=force)
+    return json_lines(call) if as_lines else call()
+
+
+def _bench(  # noqa: PLR0913, PLR0917 (as bench)
+    model: str,
+    profiles: str,
+    workload: str,
+    repeats: int | None,
+    minutes: float | None,
+    seed: int | None,
+    report: Path | None,
+    config: Path | None,
+    meter: ProgressMeter,
+    *,
+    force: bool,
+) -> CommandResult:
     where = directories()
     targets = choose([model], config, where)
     settings, (name,) = targets.loaded.settings, targets.names
@@ -176,7 +220,7 @@ def bench(  # noqa: PLR0913, PLR0917 (a command has its options)
         limits=RoundLimits(repeats, minutes),
         seed=secrets.randbits(_SEED_BITS) if seed is None else seed,
         directories=where,
-        meter=ProgressMeter(),
+        meter=meter,
         recorded=recorded,
     )
     result = _measure_rounds(job, facts)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,11 +26,11 @@ from supervisor.models.stored_model import STORES, StoredModel
 from supervisor.output import (
     CommandResult,
     TransferMeter,
+    json_lines,
     one_line,
     printable,
     size,
     table,
-    to_json,
 )
 from supervisor.settings.load import load
 from supervisor.settings.stored_models import StoredModels
@@ -93,13 +94,8 @@ def get(name: str, *, projector: bool, draft: bool, dry_run: bool, as_lines: boo
     meter = TransferMeter(as_json=as_lines)
     companions = {"projector": projector, "draft": draft}
     left_out = [kind for kind, is_wanted in companions.items() if not is_wanted]
-    if not as_lines:
-        return _get(name, left_out, meter, dry_run=dry_run)
-    try:
-        data = _get(name, left_out, meter, dry_run=dry_run).data
-    except errors.CorralError as error:
-        return CommandResult(None, to_json({"error": error.as_json()}), exit_code=error.exit_code)
-    return CommandResult(data, to_json({"result": data}))
+    call = partial(_get, name, left_out, meter, dry_run=dry_run)
+    return json_lines(call) if as_lines else call()
 
 
 def _get(

@@ -24,6 +24,7 @@ from supervisor.autoscale.layer_mover import LayerMover
 from supervisor.autoscale.slots import SlotDecider
 from supervisor.autoscale.threads import ThreadDecider
 from supervisor.backend import proxy_settings
+from supervisor.backend.bench import BenchAdapter
 from supervisor.backend.dashboard import DashboardHostAdapter
 from supervisor.backend.hub import HubAdapter
 from supervisor.backend.machine_models import MachineModelsAdapter
@@ -217,6 +218,7 @@ class DaemonParts:
         fleet, admission, models = self.fleet, self.admission, self._models
         records = RecordsAdapter(self.records)
         reload = functools.partial(self.reload.start, dry_run=False)
+        on_machine = MachineModelsAdapter(self.reload, self._planner, admission, self.directories)
         return Backend(
             loader=self.nodes,
             process=self.nodes.process,
@@ -228,7 +230,8 @@ class DaemonParts:
             control=models,
             ollama=OllamaHostAdapter(fleet, admission, models.changes, reload),
             dashboard=DashboardHostAdapter(
-                MachineModelsAdapter(self.reload, self._planner, admission, self.directories),
+                on_machine,
+                BenchAdapter(fleet, on_machine, lambda: self.reload.loaded, self.directories),
                 SettingsFileAdapter(self.reload, self._planner),
                 HubAdapter(fleet, self.directories.models),
                 fleet,

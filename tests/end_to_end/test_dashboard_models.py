@@ -214,6 +214,28 @@ def test_names_from_outside_never_become_paths(
     assert found == status
 
 
+def test_profiles_are_compared_with_progress_and_cancel(dashboard: Dashboard) -> None:
+    page = dashboard.page
+    dashboard.show("models/tiny")
+    bench = page.get_by_role("region", name="Comparison of profiles")
+    bench.get_by_label("with").select_option("low-memory")
+    bench.get_by_label("Minutes").fill("240")
+    bench.get_by_label("Although").check()
+    bench.get_by_role("button", name="Measure").click()
+    expect(bench.get_by_role("progressbar")).to_be_visible()
+    assert dashboard.violations() == []
+    bench.get_by_role("button", name="Cancel").click()
+    expect(bench).to_contain_text("cancelled")
+    bench.get_by_label("Workload").select_option("generation")
+    bench.get_by_label("Minutes").fill("0.1")
+    bench.get_by_role("button", name="Measure").click()
+    stream = bench.locator("dl > div").filter(has_text="generation: one stream")
+    expect(stream).to_contain_text(re.compile("plain .* tokens/s.*low-memory .* tokens/s"))
+    with page.expect_download() as saved:
+        bench.get_by_role("button", name="Save the report").click()
+    assert "<title>" in saved.value.path().read_text("utf-8")
+
+
 def test_options_that_never_fit_are_refused_with_the_reason(dashboard: Dashboard) -> None:
     dashboard.show("models/tiny")
     page, drawer = dashboard.page, dashboard.page.get_by_role("complementary", name="tiny")

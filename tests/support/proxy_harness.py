@@ -29,6 +29,8 @@ from proxy.app import App, Backend
 from proxy.cache.prompt_rules import PromptRules
 from proxy.cache.shared_prefixes import SharedPrefix
 from proxy.dashboard.host import (
+    BenchJob,
+    BenchWish,
     Download,
     HostEvent,
     HostInstance,
@@ -231,6 +233,25 @@ class FakeMachineModels:
         self.calls.append(("save" if save else "start", model, options))
 
 
+class FakeBench:
+    """Measures nothing (`BenchRunner`)."""
+
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+
+    def job(self) -> BenchJob | None:
+        return BenchJob("chat", ("low-latency", "low-memory"))
+
+    async def start(self, wish: BenchWish, /) -> None:
+        self.calls.append(wish)
+
+    def cancel(self) -> None:
+        self.calls.append("cancel")
+
+    async def report(self) -> str:
+        return "<p>report</p>"
+
+
 class FakeSettingsFile:
     """Saves nothing (`SettingsFile`)."""
 
@@ -285,6 +306,7 @@ class FakeDashboardHost:
 
     def __init__(self) -> None:
         self.machine_models = FakeMachineModels()
+        self.bench = FakeBench()
         self.settings_file = FakeSettingsFile()
         self.hub = FakeHubHost()
         self.known = {"chat": HostModel("default")}

@@ -1,8 +1,9 @@
-// Plans and starts one model with chosen options: the plan follows the options.
+// Plans and starts one model with chosen options, and compares its profiles: the plan follows the options.
 
 import { post } from "../api.js";
 import { whole } from "../format.js";
 import { Component, html } from "../html.js";
+import { Bench } from "./bench.js";
 import { Copy } from "./copy.js";
 import { Drawer } from "./drawer.js";
 import { Check, Choice } from "./field.js";
@@ -54,7 +55,8 @@ export class PlanDrawer extends Component {
           <${Check} label="Save in corral.toml" value=${save} onChange=${(value) => this.setState({ save: value })} />
           ${!save && html`<p class="quiet">Options hold until the daemon stops.</p>`}
         </form>
-        <${Loaded} version=${JSON.stringify(options)} wait_ms=${TYPING_MS} load=${() => post(path, options)} show=${(plan) => html`<${Plan} plan=${plan} />`} />`}
+        <${Loaded} version=${JSON.stringify(options)} wait_ms=${TYPING_MS} load=${() => post(path, options)} show=${(plan) => html`<${Plan} plan=${plan} />`} />
+        <${Bench} model=${id} profile=${profile} profiles=${profiles} actions=${actions} />`}
     <//>`;
   }
 }
