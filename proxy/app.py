@@ -84,7 +84,12 @@ class App:
     def __init__(
         self, router: Router, settings: ProxySettings, metrics: Metrics, backend: Backend
     ) -> None:
-        keys = ApiKeys(settings.api_keys_file, metrics.emit, own_key=backend.own_key)
+        keys = ApiKeys(
+            settings.api_keys_file,
+            metrics.emit,
+            own_key=backend.own_key,
+            auth_proxy=settings.auth_proxy,
+        )
         self.core = Core(
             router,
             backend.loader,

@@ -6,6 +6,7 @@
     [proxy.ollama]             which addresses have Ollama's API
     [proxy.stored_responses]   responses that later requests name as `previous_response_id`
     [proxy.tls]                the certificate of the listening address
+    [proxy.auth_proxy]         users that a reverse proxy has signed in
     [proxy.tracing]            the collector of traces
     [jobs]                     the limits of files and batches
 
@@ -16,6 +17,7 @@ it the responses to all other clients. Names and values of `BatchConfig` are tho
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass, replace
 from typing import Annotated, Final, Literal, Self
 from urllib.parse import urlsplit
@@ -242,6 +244,30 @@ class TlsSettings(SettingsTable):
         return (self.cert, self.key, *([self.client_ca] if self.client_ca else []))
 
 
+def _network(address: str) -> str:
+    if not ipaddress.ip_network(address).prefixlen:
+        raise ValueError("all addresses; name those of the proxy")
+    return address
+
+
+_Field = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")]
+
+
+class AuthProxySettings(SettingsTable):
+    """`[proxy.auth_proxy]`: users whom a reverse proxy has signed in, such as oauth2-proxy."""
+
+    addresses: Annotated[tuple[Annotated[Text, AfterValidator(_network)], ...], Field(min_length=1)]
+    """IP addresses and networks (10.0.0.0/24) of the reverse proxy; whatever sends from there can
+    be any user, and fields from elsewhere are ignored"""
+    user_header: _Field = "X-Forwarded-User"
+    """field with the name of the user; the proxy must remove that of clients"""
+    groups_header: _Field = "X-Forwarded-Groups"
+    """field with the groups of the user, separated by commas; as above"""
+    roles: Annotated[dict[Text, Text], Field(min_length=1, max_length=256)]
+    """by group: the entry of api_keys_file whose rights and limits each of its users has; of
+    several groups the first one here counts, and * means all users"""
+
+
 def _endpoint(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname or parts.port == 0:
@@ -403,6 +429,7 @@ class ProxySettings(SettingsTable):
     limits: RequestLimits = RequestLimits()
     stored_responses: StoredResponseSettings = StoredResponseSettings()
     tls: TlsSettings | None = None
+    auth_proxy: AuthProxySettings | None = None
     ollama: OllamaSettings = OllamaSettings()
     tracing: TracingSettings = TracingSettings()
 
@@ -416,6 +443,12 @@ class ProxySettings(SettingsTable):
     def _has_a_ui_address(self) -> Self:
         if self.engine_ui in {self.listen, self.ollama.listen} and self.engine_ui is not None:
             raise ValueError("engine_ui: the address is taken; the web UI needs a separate address")
+        return self
+
+    @model_validator(mode="after")
+    def _has_roles(self) -> Self:
+        if self.auth_proxy and not self.api_keys_file:
+            raise ValueError("auth_proxy: its roles are entries of a keys file; set api_keys_file")
         return self
 
     @model_validator(mode="after")

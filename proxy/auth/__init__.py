@@ -1,5 +1,6 @@
 """Who sends a request, and what it may do: keys, limits, origins and sessions.
 
 `api_keys` (`ApiKeys`, `KEY`, `Admission`, `TokenLimits`), `keys_file` (`Key`), `access` (`Access`,
-`OriginPolicy`, the paths with special rules), `sessions` (`Sessions`).
+`OriginPolicy`, the paths with special rules), `auth_proxy` (`AuthProxy`: users that a reverse proxy
+has signed in), `sessions` (`Sessions`).
 """

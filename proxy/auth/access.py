@@ -25,6 +25,13 @@ from typing import Final
 from aiohttp import web
 
 from proxy.auth.api_keys import KEY, OPEN_PATHS, ApiKeys
+from proxy.auth.auth_proxy import (
+    AuthProxy,
+    check_own_origin,
+    is_navigation,
+    is_own_origin,
+    sites_of,
+)
 from proxy.auth.keys_file import Key
 from proxy.auth.sessions import OWNER, PAGE_TOKEN, Sessions, SignedIn, session_id_of
 from proxy.common.toml_types import is_loopback
@@ -48,7 +55,8 @@ SESSION: Final = "/corral/v1/session"
 END_SESSION: Final = "/corral/v1/session/end"
 PAGE: Final = "/corral/page/"
 LIBRARIES: Final = "/corral/vendor/"
-_PAGE_PATHS: Final = frozenset({ROOT, PREFIX, "/corral/", SESSION, END_SESSION})
+_PAGES: Final = frozenset({ROOT, PREFIX, "/corral/"})
+_PAGE_PATHS: Final = _PAGES | {SESSION, END_SESSION}
 # Tells another llama-corral which prompts the caches hold.
 PREFIXES: Final = "/corral/v1/prefixes"
 # Tells another llama-corral its models, memory and requests.
@@ -127,7 +135,7 @@ def check_may_use_tools(request: web.BaseRequest) -> None:
     It may run any command, so `allowed_origins` and an admin's key do not suffice. Without keys, it
     must come from this machine and not through a reverse proxy.
     """
-    _check_own_origin(request, "use the tools of an engine")
+    check_own_origin(request, "use the tools of an engine")
     key = request[KEY]
     if key is not None and not key.tools:
         raise Forbidden(
@@ -147,19 +155,12 @@ def check_may_edit_settings(request: web.BaseRequest) -> None:
     one of `corral ui`, which this user has run, or have `tools`. Raises SessionRequired, Forbidden.
     """
     key = check_admin(request)
-    _check_own_origin(request, "edit corral.toml")
+    check_own_origin(request, "edit corral.toml")
     if key is not OWNER and not key.tools:
         raise Forbidden(
             f"API key {key.name!r} may not edit corral.toml, which names programs to run: sign in "
             "with `corral ui`, or set tools = true in the keys file"
         )
-
-
-def _check_own_origin(request: web.BaseRequest, purpose: str) -> None:
-    origin = request.headers.get("Origin")
-    is_own = origin is None or _is_own(origin, request.headers.get("Host", ""))
-    if not is_own or not _sites(request) <= {"same-origin", "none"}:
-        raise Forbidden(f"a web page of another origin may not {purpose}")
 
 
 def _is_from_this_machine(request: web.BaseRequest) -> bool:
@@ -172,6 +173,7 @@ def _is_from_this_machine(request: web.BaseRequest) -> bool:
 
 # A reverse proxy on this machine adds one of these.
 _RELAYED: Final = ("Forwarded", "Via", "X-Forwarded-For", "X-Real-IP")
+_IDENTITY: Final = "use a user's sign-in; does the reverse proxy pass on Host?"
 _PORT: Final = r"(?::\d{1,5})?"
 _LOCAL: Final = rf"(?:localhost|127\.0\.0\.1|\[::1\]){_PORT}"
 # Tauri, Electron and VS Code use these for their own pages.
@@ -200,6 +202,7 @@ class OriginPolicy:
         # check.
         self.accepted: set[str] = set()
         self._origins = origins_of(settings.allowed_origins)
+        self._auth_proxy = AuthProxy(settings.auth_proxy) if settings.auth_proxy else None
 
     def check(self, request: web.BaseRequest) -> None:
         """Raises Forbidden, or BadRequest for HTTP/0.9, which has no header."""
@@ -214,10 +217,16 @@ class OriginPolicy:
         if host and len(self.accepted) < 64:
             self.accepted.add(host)
         origin = request.headers.get("Origin")
-        if origin is not None and not (self._origins.fullmatch(origin) or _is_own(origin, host)):
+        if origin is not None and not (
+            self._origins.fullmatch(origin) or is_own_origin(origin, host)
+        ):
             raise Forbidden(f"Origin {quote(origin)} is not allowed{_how_to_allow(origin)}")
+        if self._auth_proxy and self._auth_proxy.is_sender(request):
+            if not (is_navigation(request) and request.rel_url.path_safe in _PAGES):
+                check_own_origin(request, _IDENTITY)
+            return
         is_marked = origin is None and "Sec-Fetch-Site" in request.headers
-        if is_marked and "cross-site" in _sites(request):
+        if is_marked and "cross-site" in sites_of(request):
             raise Forbidden(
                 "cross-site requests without an Origin are not allowed; enter the address by hand, "
                 "or use fetch() and add the page's origin to allowed_origins under [proxy]"
@@ -250,10 +259,10 @@ def is_same_origin(request: web.BaseRequest) -> bool:
     A browser reports that for every request that can change something. The scheme is not compared:
     a reverse proxy may terminate TLS.
     """
-    if not _sites(request) <= {"same-origin", "none"}:
+    if not sites_of(request) <= {"same-origin", "none"}:
         return False
     if origin := request.headers.get("Origin"):
-        return _is_own(origin, request.headers.get("Host", ""))
+        return is_own_origin(origin, request.headers.get("Host", ""))
     return request.method in {"GET", "HEAD"}
 
 
@@ -325,12 +334,3 @@ def _how_to_allow(origin: str) -> str:
         return shared
     line = f'allowed_origins = ["{origin}"]'
     return f"{shared}; to allow it, write {line} under [proxy] and restart the daemon"
-
-
-def _is_own(origin: str, host: str) -> bool:
-    scheme, _, authority = origin.lower().partition("://")
-    return scheme in {"http", "https"} and bool(host) and authority == host.lower()
-
-
-def _sites(request: web.BaseRequest) -> set[str]:
-    return {site.strip().lower() for site in request.headers.getall("Sec-Fetch-Site", ())}

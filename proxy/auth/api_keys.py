@@ -41,9 +41,11 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from proxy.auth.auth_proxy import USER, AuthProxy
 from proxy.auth.keys_file import FileVersion, Key, file_version, read_keys
 from proxy.errors import ConfigError, ContextTooLong, KeyLimited, TooManyRequests, Unauthorized
 from proxy.observe.record import Emit
+from proxy.settings import AuthProxySettings
 
 # The key of a request; None if it needs no key.
 KEY: Final[web.RequestKey[Key | None]] = web.RequestKey("key", Key)
@@ -70,11 +72,13 @@ class ApiKeys:
         clock: Callable[[], float] = time.monotonic,
         *,
         own_key: Key | None = None,
+        auth_proxy: AuthProxySettings | None = None,
     ) -> None:
         # The keys of the file that have token limits, by name.
         self.limited: Mapping[str, Key] = {}
         self._path = path
         self._own_keys = (own_key,) if own_key else ()
+        self._auth_proxy = AuthProxy(auth_proxy) if auth_proxy else None
         self._emit = emit
         self._clock = clock
         self.are_needed = bool(own_key or path)
@@ -88,18 +92,28 @@ class ApiKeys:
 
     def find_key(self, name: str) -> Key | None:
         """Return the key of this name; None if it does not exist or was removed."""
-        return next((key for key in self._current() if key.name == name), None)
+        current = self._current()
+        if self._auth_proxy and name.startswith(USER):
+            return self._auth_proxy.find_key(name, current)
+        return next((key for key in current if key.name == name), None)
 
     def with_text(self, text: str) -> Key | None:
         return find(text, self._current())
 
     def key_of(self, request: web.BaseRequest) -> Key | None:
-        """Return the key of a request; None if no keys are configured. Raises Unauthorized."""
+        """Return the key of a request; None if no keys are configured.
+
+        Raises Unauthorized; Forbidden: no group of a signed-in user may use this server.
+        """
         if not self.are_needed:
             return None
         headers, now_s = request.headers, self._clock()
         if now_s - self._checked_at_s >= _RECHECK_S:
             self._check(now_s)
+        if self._auth_proxy and (user := self._auth_proxy.key_of(request, self._keys)):
+            if user.limits_tokens and self.limited.get(user.name) != user:
+                self.limited = {**self.limited, user.name: user}
+            return user
         given = tuple(headers.getall("Authorization", ())), tuple(headers.getall("X-Api-Key", ()))
         if known := self._known.get(given):
             return known

@@ -75,7 +75,7 @@ _OF_STREAM: Final = (
 _FIELD_MAX_CHARACTERS: Final = 4096
 _FIELDS_MAX: Final = 64
 # CORS both ways; fields of browsers and proxies about the client; fields for us alone.
-_NEVER: Final = ("access-control-", "sec-", "x-corral-", "x-forwarded-")
+_NEVER: Final = ("access-control-", "sec-", "x-auth-request-", "x-corral-", "x-forwarded-")
 
 
 def for_upstream(fields: _Fields) -> CIMultiDict[str]:

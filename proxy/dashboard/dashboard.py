@@ -31,7 +31,8 @@ from attrs import define, field
 
 from proxy import errors
 from proxy.auth import access, sessions
-from proxy.auth.api_keys import SignInLimit
+from proxy.auth.api_keys import KEY, SignInLimit
+from proxy.auth.auth_proxy import USER
 from proxy.auth.keys_file import Key
 from proxy.common.background_tasks import persist
 from proxy.dashboard.bench import BenchEndpoint
@@ -269,7 +270,9 @@ class Dashboard(Feature):
         """Show the session; raises SessionTokenRequired for its cookie without its page token."""
         if session_id := sessions.session_id_of(request):
             self._sessions.use(session_id, request.headers.get(sessions.PAGE_TOKEN, ""))
-        return self._session_answer(request.get(access.SIGNED_IN))
+        key = request[KEY]
+        is_user = key is not None and key.name.startswith(USER)
+        return self._session_answer(request.get(access.SIGNED_IN), key if is_user else None)
 
     async def begin_session(self, request: web.BaseRequest) -> web.Response:
         """Open a session, or sign in one more tab of the browser's session.
@@ -336,12 +339,17 @@ class Dashboard(Feature):
             )
         return key
 
-    def _session_answer(self, signed_in: sessions.SignedIn | None, **more: str) -> web.Response:
+    def _session_answer(
+        self, signed_in: sessions.SignedIn | None, user: Key | None = None, **more: str
+    ) -> web.Response:
+        """Answer with a session, or with the `user` that a reverse proxy has signed in."""
         content: dict[str, object] = {
-            "signed_in": signed_in is not None,
+            "signed_in": signed_in is not None or (user is not None and user.admin),
             "has_keys": self._core.keys.are_needed,
             **more,
         }
+        if user:
+            content["client"] = user.name
         if signed_in:
             content |= {
                 "client": signed_in.client.name,

@@ -34,6 +34,7 @@ from proxy.auth.api_keys import KEY, Admission
 from proxy.auth.keys_file import read_keys
 from proxy.common.headers import DRAINING, HOP, PRIVATE, PROCESS, RESPONSE_HEADERS, SERVER
 from proxy.errors import (
+    ConfigError,
     Draining,
     ExpectationFailed,
     InternalError,
@@ -131,7 +132,11 @@ def check(settings: ProxySettings) -> None:
     """Check hosts, origins, keys, certificates and traces in settings. Raises ConfigError."""
     OriginPolicy(settings)
     if settings.api_keys_file is not None:
-        read_keys(settings.api_keys_file)
+        keys = {key.name for key in read_keys(settings.api_keys_file)[0]}
+        for role in settings.auth_proxy.roles.values() if settings.auth_proxy else ():
+            if role not in keys:
+                reason = f"proxy.auth_proxy.roles: {settings.api_keys_file} has no [keys.{role}]"
+                raise ConfigError(reason, f"corral key add {role}")
     if settings.tls is not None:
         server_context(settings.tls)
     check_tracing(settings.tracing)

@@ -76,7 +76,7 @@ export class App extends Component {
 
   render({ store, stream, refusal }, { route: { name, detail, view }, theme, showsShortcuts }) {
     if (store.connection.phase === "signed out") {
-      return html`<${SignedOut} refusal=${refusal} onKey=${(key) => this.signIn(key)} />`;
+      return html`<${SignedOut} refusal=${refusal} client=${store.connection.client} onKey=${(key) => this.signIn(key)} />`;
     }
     const { live, actions, chat } = { live: store.state, actions: this.actions, chat: this.chat };
     return html`

@@ -1,6 +1,6 @@
 // The connection for the daemon's events; opened again when it is lost.
 
-import { get, request, sessionToken } from "../api.js";
+import { get, request } from "../api.js";
 import { events } from "../event_lines.js";
 
 const FIRST_WAIT_S = 1;
@@ -16,7 +16,8 @@ export class LiveStream {
   // Without a session the daemon would count a refused request.
   async start() {
     this._running?.abort();
-    if (await knowsOfNoSession()) this._store.setConnection({ phase: "signed out" });
+    const { isSignedOut, client } = await session();
+    if (isSignedOut) this._store.setConnection({ phase: "signed out", client });
     else this.open();
   }
 
@@ -72,9 +73,9 @@ export class LiveStream {
 
   async _lose(running) {
     if (running.signal.aborted) return;
-    const isSignedOut = await knowsOfNoSession();
+    const { isSignedOut, client } = await session();
     if (running !== this._running || running.signal.aborted) return;
-    if (isSignedOut) this._store.setConnection({ phase: "signed out" });
+    if (isSignedOut) this._store.setConnection({ phase: "signed out", client });
     else this._retry();
   }
 
@@ -86,11 +87,13 @@ export class LiveStream {
   }
 }
 
-async function knowsOfNoSession() {
-  if (!sessionToken()) return true;
+// The daemon is asked without a token, too: a reverse proxy may have signed the user in, or someone who
+// may not use the dashboard (`client`).
+async function session() {
   try {
-    return !(await get("/corral/v1/session")).signed_in;
+    const { signed_in, client } = await get("/corral/v1/session");
+    return { isSignedOut: !signed_in, client };
   } catch (error) {
-    return error.status === 401; // with another status it does not answer at all
+    return { isSignedOut: error.status === 401 }; // with another status it does not answer at all
   }
 }

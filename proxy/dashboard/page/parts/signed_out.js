@@ -17,10 +17,10 @@ export class SignedOut extends Component {
     }
   }
 
-  render({ refusal }, { error, isBusy }) {
+  render({ refusal, client }, { error, isBusy }) {
     return html`<main class="signed-out">
       <h1><img src="page/icon.svg" alt="" width="28" height="28" /> llama-corral</h1>
-      ${refusal ? html`<${Problem} error=${refusal} />` : html`<p>This tab is not signed in.</p>`}
+      ${refusal ? html`<${Problem} error=${refusal} />` : html`<p>${client ? `${client} may not use the dashboard, which needs the rights of an admin.` : "This tab is not signed in."}</p>`}
       <section>
         <h2>On the machine of the daemon</h2>
         <p>Run this command; it opens the dashboard with a token that works once.</p>
