@@ -39,6 +39,7 @@ _QUESTIONS: Final = (
     "Tell me a story about a llama that lives in a corral.",
     "Write a list of ten animals, with a sentence about each.",
 )
+_CHAT: Final = "Write a short Python function that counts the llamas in a list of animals."
 _SETTINGS: Final = """
 [proxy]
 listen = "127.0.0.1:0"
@@ -68,6 +69,7 @@ def main() -> None:
     parser.add_argument(
         "--minutes", type=float, default=0.5, help="of requests before the pictures"
     )
+    parser.add_argument("--views", nargs="+", default=(*VIEWS, "machines", "explanation"))
     arguments = parser.parse_args()
     folder: Path = arguments.folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -80,7 +82,7 @@ def main() -> None:
         until(lambda: corral.slots_busy() > 2)
         threading.Event().wait(60 * arguments.minutes)  # so that the charts have a line
         _picture_top(corral, folder / "top.svg")
-        _picture_views(browser, corral, folder)
+        _picture_views(browser, corral, folder, arguments.views)
 
 
 def _picture_top(corral: CorralCli, path: Path) -> None:
@@ -174,7 +176,7 @@ def _ask(url: str, key: str, body: dict[str, object], ended: threading.Event) ->
             pass
 
 
-def _picture_views(browser: Browser, corral: CorralCli, folder: Path) -> None:
+def _picture_views(browser: Browser, corral: CorralCli, folder: Path, views: Sequence[str]) -> None:
     context = browser.new_context(device_scale_factor=1)
     dashboard = Dashboard(context, corral.url)
     page = dashboard.page
@@ -183,24 +185,24 @@ def _picture_views(browser: Browser, corral: CorralCli, folder: Path) -> None:
     dashboard.sign_in(corral.data("ui", "--no-browser")["url"])
     dashboard.show("chat")
     page.get_by_label("Model").select_option("smollm2")
-    page.get_by_label("Message").fill(
-        "Write a short Python function that counts the llamas in a list of animals."
-    )
+    page.get_by_label("Message").fill(_CHAT)
     page.keyboard.press("Enter")
     page.get_by_role("link", name="Explain").wait_for()
     for scheme in _SCHEMES:
         page.emulate_media(color_scheme=scheme)
         page.reload()
-        for view in (*VIEWS, "machines"):
-            dashboard.show(view)
+        for view in views:
+            dashboard.show("requests" if view == "explanation" else view)
             page.locator(".waiting").wait_for(state="detached")
-            if view == "clients":
+            if view == "chat":
+                page.get_by_role("button", name=_CHAT[:10]).first.click()
+                page.get_by_role("link", name="Explain").wait_for()
+            elif view == "clients":
                 page.locator("summary").first.click()
+            elif view == "explanation":
+                page.get_by_role("table", name="Finished").get_by_role("link").first.click()
+                page.locator(".drawer .waiting").wait_for(state="detached")
             _picture(page, folder, view, scheme)
-        dashboard.show("requests")
-        page.get_by_role("table", name="Finished").get_by_role("link").first.click()
-        page.locator(".drawer .waiting").wait_for(state="detached")
-        _picture(page, folder, "explanation", scheme)
     for complaint in dashboard.complaints:
         print(complaint)
     context.close()
