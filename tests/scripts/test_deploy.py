@@ -89,6 +89,29 @@ def test_kustomize_builds_it(name: str) -> None:
     assert budget["spec"]["selector"] == pods["spec"]["selector"]
 
 
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
+def test_pods_share_a_directory_of_conversations_below_their_volume(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    objects = kustomized(KUBERNETES.parent / "shared-cache")
+    [pods] = [entry for entry in objects if entry["kind"] == "StatefulSet"]
+    [container] = pods["spec"]["template"]["spec"]["containers"]
+    for variable in container["env"]:
+        monkeypatch.setenv(variable["name"], variable["value"])
+    settings = load(KUBERNETES / "corral.toml").settings
+    assert settings.supervisor.slots_directory
+    [mount] = [mount for mount in container["volumeMounts"] if mount["name"] == "shared"]
+    assert settings.supervisor.slots_directory.parent == Path(mount["mountPath"])
+    [volume] = [
+        volume
+        for volume in pods["spec"]["template"]["spec"]["volumes"]
+        if volume["name"] == "shared"
+    ]
+    [claim] = [entry for entry in objects if entry["kind"] == "PersistentVolumeClaim"]
+    assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+
+
 def test_a_front_is_a_pod_like_those_behind_it() -> None:
     front = FRONT["spec"]["template"]["spec"]
     [container] = front["containers"]
