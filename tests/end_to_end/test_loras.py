@@ -40,6 +40,12 @@ Reply = tuple[str, int]
 
 
 @pytest.fixture
+def without_slot_files(corral: CorralCli) -> None:
+    """A slot that was saved in time would be restored."""
+    corral.env["CORRAL_SUPERVISOR__PERSIST_SLOTS"] = "false"
+
+
+@pytest.fixture
 def adapted(corral: CorralCli, tmp_path: Path) -> CorralCli:
     tiny_gguf.make(tmp_path / "chat.gguf")
     tiny_lora.make(tmp_path / "legal.gguf")
@@ -84,6 +90,7 @@ def response(corral: CorralCli, model: str) -> Reply:
     return answer["output"][0]["content"][0]["text"], cached
 
 
+@pytest.mark.usefixtures("without_slot_files")
 @pytest.mark.parametrize("api", [chat, completion, message, response])
 def test_each_request_is_computed_with_its_own_adapter(
     adapted: CorralCli, api: Callable[[CorralCli, str], Reply]
