@@ -305,6 +305,70 @@ def service_show(
     """
 
 
+slurm_commands = Typer(
+    name="slurm", help="Daemons as tasks of a Slurm cluster.", no_args_is_help=True
+)
+
+JobName = Annotated[str, Option("--name", help="Name of the jobs.")]
+_JOB_NAME: Final = "llama-corral"
+
+
+@verb(slurm_commands, "slurm.submit")
+def slurm_submit(
+    script: Annotated[Path, Argument(metavar="SCRIPT")],
+    tasks: Annotated[int, Option(min=1, max=1000)] = 1,
+    name: JobName = _JOB_NAME,
+) -> None:
+    """Submit a job script as an array of tasks.
+
+    Args:
+        script: Such as scripts/deploy/slurm/corral.sbatch, with its options as #SBATCH lines.
+        tasks: Daemons.
+    """
+
+
+@verb(slurm_commands, "slurm.status")
+def slurm_status(name: JobName = _JOB_NAME) -> None:
+    """Show the tasks; corral status shows the nodes that they became."""
+
+
+@verb(slurm_commands)
+def slurm_scale(
+    tasks: Annotated[int | None, Argument(min=0, max=1000, metavar="[TASKS]")] = None,
+    auto: bool = False,
+    least: Annotated[int, Option("--min", min=1, max=1000)] = 1,
+    most: Annotated[int, Option("--max", min=1, max=1000)] = 4,
+    name: JobName = _JOB_NAME,
+) -> CommandResult:
+    """Submit more tasks, or drain some.
+
+    Args:
+        tasks: How many there shall be.
+        auto: Follow the requests at the front, which runs here, until Ctrl-C: more tasks when
+            requests wait for 30 s, one less when that suffices for 10 minutes.
+        least: With --auto.
+        most: With --auto.
+    """
+    from supervisor.cli import slurm
+
+    if auto is (tasks is not None):
+        raise BadParameter("give a number of tasks or --auto")
+    if least > most:
+        raise BadParameter("--min is above --max")
+    if tasks is None:
+        return slurm.scale_automatically(name, least, most)
+    return slurm.scale(name, tasks)
+
+
+@verb(slurm_commands, "slurm.cancel")
+def slurm_cancel(now: bool = False, name: JobName = _JOB_NAME) -> None:
+    """Drain all tasks, which then end.
+
+    Args:
+        now: Do not wait for requests.
+    """
+
+
 measure_commands = Typer()
 
 
@@ -469,7 +533,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
             *("serve", "init", "import", "config", "reload", "service"),
             *("key", "hooks", "batch", "doctor", "report"),
         ),
-        "Machines": ("worker", "balance"),
+        "Machines": ("worker", "balance", "slurm"),
     }
 )
 _LINE_MAX: Final = 80
@@ -520,6 +584,7 @@ for _group in (
     app_setup.profile_commands,
     app_setup.config_commands,
     service_commands,
+    slurm_commands,
     app_requests.requests_commands,
     app_setup.hooks_commands,
     app_requests.slots_commands,

@@ -10,8 +10,8 @@
   does not reach: the kernel sends SIGKILL to the group when the last writer of a pipe is gone,
   which is the daemon, as long as a process of the group holds the reader that it inherits.
 
-Source: prctl(2) PR_SET_PDEATHSIG, setsid(2), kill(2); fcntl(2), F_SETOWN with a process group,
-F_SETSIG and O_ASYNC; Linux, fs/pipe.c (pipe_release).
+Source: prctl(2) PR_SET_PDEATHSIG, sigprocmask(2) (exec keeps the mask), setsid(2), kill(2);
+fcntl(2), F_SETOWN with a process group, F_SETSIG and O_ASYNC; Linux, fs/pipe.c (pipe_release).
 """
 
 from __future__ import annotations
@@ -70,11 +70,16 @@ OnBytes = Callable[[bytes], None]
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A program to run; `argv` begins with its path, `env` is complete."""
+    """A program to run; `argv` begins with its path, `env` is complete.
+
+    With `blocks_sigterm` it never receives SIGTERM, and SIGINT asks it to exit: Slurm sends SIGTERM
+    to all processes of a job, which would end the engines before the daemon has drained.
+    """
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(repr=False)
     cwd: Path
+    blocks_sigterm: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +220,7 @@ def _popen(command: Command, tether: GroupTether | None) -> subprocess.Popen[byt
             start_new_session=True,
             creationflags=creation_flags(),
             pass_fds=[tether.reader] if tether else [],
-            preexec_fn=lambda: _prepare(ours, tether),  # noqa: PLW1509 (see _prepare)
+            preexec_fn=lambda: _prepare(ours, tether, command),  # noqa: PLW1509 (see _prepare)
         )
     finally:
         if tether:
@@ -223,9 +228,11 @@ def _popen(command: Command, tether: GroupTether | None) -> subprocess.Popen[byt
 
 
 def _prepare(  # pragma: no cover (runs between fork and exec)
-    parent_pid: int, tether: GroupTether | None
+    parent_pid: int, tether: GroupTether | None, command: Command
 ) -> None:
     """Prepare the child in `preexec_fn`: everything that this needs was imported before."""
+    if command.blocks_sigterm:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     set_soft_limit("RLIMIT_CORE", _NO_CORE)
     if tether:
         tether.attach()

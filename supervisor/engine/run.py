@@ -122,6 +122,7 @@ class ProcessRun:
         self._on_out, self._on_err = QuotedRequests(), QuotedRequests()
         self._log: LogFile | None = None
         self._child: Child | None = None
+        self._exit_signal = signal.SIGINT if launch.blocks_sigterm else signal.SIGTERM
         self._reports = ReportReader()
         self._lines: LineSplitter | None = LineSplitter()
         self._is_child_mode = False
@@ -177,14 +178,15 @@ class ProcessRun:
         if obeys_lines:
             self._child.write_line(EXIT_LINE)
         else:
-            self._child.signal(signal.SIGTERM)
+            self._child.signal(self._exit_signal)
         self._child.close_stdin()
-        return "exit line" if obeys_lines else "SIGTERM"
+        return "exit line" if obeys_lines else self._exit_signal.name
 
-    def terminate(self) -> None:
-        """Send SIGTERM; an engine that hangs in its first SIGTERM exits at once on the second."""
+    def terminate(self) -> str:
+        """Send the exit signal; an engine that hangs in its first exits at once on the second."""
         if self._child:
-            self._child.signal(signal.SIGTERM)
+            self._child.signal(self._exit_signal)
+        return self._exit_signal.name
 
     def kill(self) -> None:
         if self._child:

@@ -271,8 +271,7 @@ async def stop(context: StateContext) -> None:
     if how := run.request_exit():
         emit("instance.exit_requested", run=run.number, how=how)
     await asyncio.sleep(context.limits.stop_timeout_s / 2)
-    run.terminate()
-    emit("instance.exit_requested", run=run.number, how="SIGTERM again")
+    emit("instance.exit_requested", run=run.number, how=f"{run.terminate()} again")
 
 
 async def kill(context: StateContext) -> None:

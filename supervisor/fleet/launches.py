@@ -33,6 +33,7 @@ from supervisor.plan.resolve import RPC, BatchingSettings, ModelEntry
 from supervisor.rpc.relay import ShardRun
 from supervisor.settings.schema import Settings
 from supervisor.slot_store.store_config import slot_persistence
+from supervisor.system.limits import is_slurm_task
 from supervisor.system.paths import Directories, make_private
 
 
@@ -201,6 +202,7 @@ class Launches:
             has_prompt_cache=plan.has_prompt_cache,
             uses_workers=any(line.flag == f"--{RPC}" for line in plan.lines),
             surroundings=shards.serve if shards else nullcontext,
+            blocks_sigterm=is_slurm_task(os.environ),
         )
 
     def argv(self, plan: Plan, instance: str) -> tuple[str, ...]:

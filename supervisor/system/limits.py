@@ -1,17 +1,21 @@
-"""Reads the limits of this process (rlimits, control groups) and the kernel's out-of-memory kills.
+"""Reads the limits of this process and the kernel's out-of-memory kills.
+
+Limits are those of rlimits, of control groups, and of a task of Slurm, whose limits are control
+groups only where its site wants that.
 
 Limits of control groups are those of the process's own group and of every group above it.
 
 Sources: Linux, Documentation/admin-guide/cgroup-v2.rst (cpu.max, memory.max, memory.events); for
 version 1, scheduler/sched-bwc.rst (cpu.cfs_quota_us) and cgroup-v1/memory.rst
-(memory.limit_in_bytes, memory.oom_control); mm/oom_kill.c (oom_kill of /proc/vmstat).
+(memory.limit_in_bytes, memory.oom_control); mm/oom_kill.c (oom_kill of /proc/vmstat);
+sbatch(1), "OUTPUT ENVIRONMENT VARIABLES".
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
@@ -79,6 +83,23 @@ def memory_limit_bytes(root: Path) -> int | None:
     files += [level / "memory.limit_in_bytes" for level in _levels(root, "memory")]
     found = (kernel_text(file).strip() for file in files)
     return min((int(limit) for limit in found if limit.isdecimal()), default=None)
+
+
+def is_slurm_task(environ: Mapping[str, str]) -> bool:
+    """Return whether Slurm runs this process on a node; it is false for `salloc` elsewhere."""
+    return "SLURM_JOB_ID" in environ and "SLURMD_NODENAME" in environ
+
+
+def slurm_limits(environ: Mapping[str, str]) -> tuple[int | None, int | None]:
+    """Return the CPUs and the memory in bytes of Slurm's allocation on this node."""
+    if not is_slurm_task(environ):
+        return None, None
+    # A memory of 0 is all that the node has.
+    names = ("SLURM_CPUS_ON_NODE", "SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU")
+    cpus, node_mib, cpu_mib = (
+        int(found) if (found := environ.get(name, "")).isdecimal() else 0 for name in names
+    )
+    return cpus or None, (node_mib or cpu_mib * cpus) * 1024**2 or None
 
 
 def pressure_file(root: Path) -> Path | None:

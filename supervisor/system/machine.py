@@ -11,15 +11,24 @@ admin-guide/mm/numaperf.rst (node*/cpulist).
 from __future__ import annotations
 
 import functools
+import math
 import os
 import platform
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Final
 
-from supervisor.system.limits import cpu_quota, has_limit, kernel_text, limit, memory_limit_bytes
+from supervisor.system.limits import (
+    cpu_quota,
+    has_limit,
+    kernel_text,
+    limit,
+    memory_limit_bytes,
+    slurm_limits,
+)
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
 _NAME_MAX: Final = 80
@@ -135,7 +144,7 @@ def read() -> Machine:
     Raises OSError: they were never read, for example because no file descriptor is free.
     """
     try:
-        found = read_from(_ROOT, allowed_cpus())
+        found = read_from(_ROOT, allowed_cpus(), os.environ)
     except OSError:
         if not _last:
             raise
@@ -144,14 +153,18 @@ def read() -> Machine:
     return found
 
 
-def read_from(root: Path, allowed: frozenset[int]) -> Machine:
-    """Read the resources with these CPUs, from a root that contains `proc` and `sys`."""
+def read_from(root: Path, allowed: frozenset[int], environ: Mapping[str, str]) -> Machine:
+    """Read the resources with these CPUs, from a root that contains `proc` and `sys`.
+
+    `environ` has the limits of a task of Slurm.
+    """
     import psutil  # noqa: PLC0415 (takes 20 ms)
 
     memory = psutil.virtual_memory()
-    limit_bytes = memory_limit_bytes(root) or memory.total
+    cpus, slurm_bytes = slurm_limits(environ)
+    limit_bytes = min(memory_limit_bytes(root) or memory.total, slurm_bytes or memory.total)
     # Rounded down: with a fraction of a CPU, a thread would be throttled.
-    quota = max(1, int(cpu_quota(root) or len(allowed)))
+    quota = max(1, int(min(cpu_quota(root) or math.inf, cpus or len(allowed))))
     if (root / "sys").is_dir():
         performance, efficiency, numa_nodes = read_topology(root, allowed)
     else:

@@ -57,6 +57,13 @@ async def test_an_end_by_signal_is_told_as_one(runtime: Path) -> None:
     assert (how.code, how.signal) == (None, signal.SIGSEGV)
 
 
+@pytest.mark.parametrize("is_blocked", [False, True])
+async def test_a_child_that_blocks_sigterm_outlives_it(runtime: Path, *, is_blocked: bool) -> None:
+    launch = replace(shell(runtime, "kill -TERM $$; exit 3"), blocks_sigterm=is_blocked)
+    how, _, _ = await ears(Child.spawn(launch))
+    assert (how.code, how.signal) == ((3, None) if is_blocked else (None, signal.SIGTERM))
+
+
 async def test_what_is_said_comes_in_on_stdin_until_we_hang_up(runtime: Path) -> None:
     child = Child.spawn(shell(runtime, "cat"))
     child.write_line(b"hello\n")

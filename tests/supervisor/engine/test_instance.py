@@ -475,15 +475,19 @@ async def test_the_steps_of_a_stop_are_logged_in_order(runtime: Path) -> None:
     assert harness.steps == ["withdrawn 0", "drained", "exit line", "SIGTERM again", "SIGKILL"]
 
 
-async def test_a_requested_exit_is_not_a_failure(runtime: Path) -> None:
-    harness = InstanceHarness(fake_launch(runtime, "slow-load=600"))
+@pytest.mark.parametrize("in_slurm", [False, True])
+async def test_a_requested_exit_is_not_a_failure(runtime: Path, *, in_slurm: bool) -> None:
+    launch = replace(fake_launch(runtime, "slow-load=600"), blocks_sigterm=in_slurm)
+    harness = InstanceHarness(launch)
     async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         await loading(instance)
         instance.stop()
         await instance.wait(DOWN)
     exits = [fields for name, fields in harness.events if name == "instance.exited"]
-    assert [(ended["signal"], ended["fault"]) for ended in exits] == [(signal.SIGTERM, False)]
+    assert [(ended["signal"], ended["fault"]) for ended in exits] == [
+        (signal.SIGINT if in_slurm else signal.SIGTERM, False)
+    ]
 
 
 async def test_a_deadline_missed_while_the_loop_was_blocked_is_not_a_failure(runtime: Path) -> None:

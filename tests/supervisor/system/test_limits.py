@@ -7,6 +7,7 @@ from supervisor.system.limits import (
     memory_limit_bytes,
     oom_kills,
     pressure_file,
+    slurm_limits,
 )
 
 GIB = 1 << 30
@@ -54,6 +55,22 @@ def test_version_1_has_files_for_each_controller(host: HostFiles) -> None:
     host.limit("/memory/one", "memory.limit_in_bytes", str(GIB))
     assert cpu_quota(host.root) == 2.5
     assert memory_limit_bytes(host.root) == GIB
+
+
+@pytest.mark.parametrize(
+    ("environ", "limits"),
+    [
+        ({"SLURM_CPUS_ON_NODE": "8", "SLURM_MEM_PER_NODE": "2048"}, (8, 2 * GIB)),
+        ({"SLURM_CPUS_ON_NODE": "4", "SLURM_MEM_PER_CPU": "512"}, (4, 2 * GIB)),
+        ({"SLURM_CPUS_ON_NODE": "4", "SLURM_MEM_PER_NODE": "0"}, (4, None)),
+        ({"SLURM_CPUS_ON_NODE": "72(x2)"}, (None, None)),
+    ],
+)
+def test_a_task_of_slurm_has_the_limits_of_its_allocation(
+    environ: dict[str, str], limits: tuple[int | None, int | None]
+) -> None:
+    assert slurm_limits({"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "node1", **environ}) == limits
+    assert slurm_limits({"SLURM_JOB_ID": "7", **environ}) == (None, None)
 
 
 def test_nothing_readable_is_no_limit(host: HostFiles) -> None:

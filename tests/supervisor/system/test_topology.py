@@ -7,8 +7,8 @@ def cpus(line: str) -> frozenset[int]:
     return parse_cpu_list(line)
 
 
-def machine(host: HostFiles, allowed: str) -> Machine:
-    return read_from(host.root, cpus(allowed))
+def machine(host: HostFiles, allowed: str, **environ: str) -> Machine:
+    return read_from(host.root, cpus(allowed), environ)
 
 
 def test_lists_of_cpus_are_parsed() -> None:
@@ -112,3 +112,14 @@ def test_a_quota_of_part_of_a_cpu_is_one_core(host: HostFiles) -> None:
     host.group("/")
     host.limit("", "cpu.max", "50000 100000")
     assert machine(host, "0-7").physical_cores == 1
+
+
+def test_a_task_of_slurm_has_the_cores_and_the_memory_of_its_allocation(host: HostFiles) -> None:
+    hyper_threaded(host)
+    task = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "node1"}
+    found = machine(host, "0-7", SLURM_CPUS_ON_NODE="2", SLURM_MEM_PER_NODE="64", **task)
+    assert (found.physical_cores, found.quota_spare_cores) == (2, 2)
+    assert found.memory_bytes == found.memory_available_bytes == 64 * 1024**2
+    host.group("/")
+    host.limit("", "cpu.max", "100000 100000")
+    assert machine(host, "0-7", SLURM_CPUS_ON_NODE="2", **task).physical_cores == 1
