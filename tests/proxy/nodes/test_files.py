@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import socket
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,15 @@ from proxy.nodes import files
 from proxy.nodes.files import OwnFile, announce, read_directory, read_targets, target_of
 from proxy.settings import ProxySettings
 
-NOW_S = datetime.now(UTC).timestamp()
+NOW_S = 1e9
 LOADED = {"id": "chat", "status": {"value": "loaded"}, "meta": {"slots": 2}}
 
 
-def write(path: Path, *targets: str, age_s: float = 0.0) -> None:
+def write(path: Path, *targets: str, age_s: float | None = None) -> None:
+    """Write a file now, or with an age at `NOW_S`."""
     path.write_text(json.dumps([{"targets": targets, "labels": {"job": "corral"}}]), "utf-8")
-    os.utime(path, (NOW_S - age_s, NOW_S - age_s))
+    if age_s is not None:
+        os.utime(path, (NOW_S - age_s, NOW_S - age_s))
 
 
 def states(front: NodesProxy) -> dict[str, str]:
@@ -72,7 +73,7 @@ def test_a_directory_is_read_without_drafts_and_dead_files(tmp_path: Path) -> No
     write(tmp_path / "dead.json", "a:1", age_s=61)
     assert read_directory(pattern, NOW_S).empty.startswith("none of 1 files in")
     write(tmp_path / "late.json", "b:1", age_s=59)
-    write(tmp_path / "other.draft", "c:1")
+    write(tmp_path / "other.draft", "c:1", age_s=0)
     (tmp_path / "half.json").write_text('[{"tar', "utf-8")
     answer = read_directory(pattern, NOW_S)
     assert [str(address) for address in answer.addresses] == ["b:1"]
@@ -172,8 +173,8 @@ async def test_a_server_announces_its_port_until_it_drains(tmp_path: Path) -> No
     async with asyncio.timeout(PATIENCE_S), front.running(), asyncio.TaskGroup() as group:
         serving = group.create_task(front.server.serve())
         pattern = tmp_path / "*.json"
-        await until(lambda: bool(read_directory(pattern, NOW_S).addresses))
-        (address,) = read_directory(pattern, NOW_S).addresses
+        await until(lambda: bool(read_directory(pattern, 0).addresses))
+        (address,) = read_directory(pattern, 0).addresses
         assert str(address) == f"127.0.0.1:{front.server.port}"
         serving.cancel()
         await asyncio.wait([serving])
