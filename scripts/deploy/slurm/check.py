@@ -118,7 +118,7 @@ class Check:
         self._front.env |= {"SLURM_CONF": str(cluster.conf), "TMPDIR": str(home)}
         self._front.configure(FRONT.format(port=self._port, nodes=self._nodes))
         self.phases: list[Phase] = []
-        self.clients = Clients(self._port, clients)
+        self.clients = Clients("127.0.0.1", self._port, clients)
 
     def run(self) -> None:
         self._serve_front()
