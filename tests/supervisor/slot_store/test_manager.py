@@ -5,6 +5,7 @@ import copy
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from supervisor.fleet import cache_commands
 from supervisor.slot_store.manager import SlotManager
 from supervisor.slot_store.manifest import Manifest, dump
 from supervisor.slot_store.slot_file import SlotFileHeader
+from supervisor.slot_store.slot_files import SlotFiles
 from supervisor.slot_store.store import RestoreOutcome, SlotStore
 
 Harm = Callable[[FleetHarness, Manifest], None]
@@ -609,3 +611,29 @@ async def test_every_restored_slot_is_used(
         for messages, entry in zip(turns, order, strict=True):
             _, timings = await harness.ask(messages, entry.id_slot if page == "names it" else None)
             assert timings["cache_n"] >= 0.95 * entry.tokens > 0
+
+
+async def test_a_shared_directory_that_hangs_delays_no_further_restore(
+    tiny_model: Path, runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = {"slots_directory": tmp_path / "shared"}
+    harness = FleetHarness(runtime, tiny_model, supervisor=shared)
+    _, saved = await harness.saved_one()
+    may_end, check_out = threading.Event(), SlotStore.check_out
+
+    def hang(*given: Any) -> Path:
+        may_end.wait()
+        return check_out(*given)
+
+    async with harness.up(), harness.client() as client:
+        monkeypatch.setattr(SlotStore, "check_out", hang)
+        monkeypatch.setattr(SlotFiles, "read_limit_s", lambda *_: 0.05)
+        slots, run = harness.replica.slots, harness.replica.instance.snapshot().run
+        assert await slots.restore_slot(client, run, 0, saved.name) is None
+        assert "was given up after" in harness.emitted("slots.restore_failed")[0]["reason"]
+        monkeypatch.setattr(SlotStore, "check_out", check_out)
+        assert await slots.restore_slot(client, run, 0, saved.name) is None  # for a minute
+        may_end.set()
+    assert len(harness.emitted("slots.restore_failed")) == 1
+    assert not harness.emitted("slots.quarantined")
+    assert harness.store.list_saved() == [saved]
