@@ -12,7 +12,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Final, Literal
@@ -24,6 +24,7 @@ from rich.text import Text
 from support import tiny_gguf
 from support.corral_cli import CorralCli, until
 from support.dashboard_page import VIEWS, Dashboard, chromium
+from support.fork_server import ForkServer
 from support.terminal import Terminal
 
 from supervisor.system.paths import directories
@@ -76,7 +77,8 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory(prefix="c") as directory,
         chromium() as browser,
-        _daemon(Path(directory)) as (corral, keys),
+        closing(ForkServer()) as fork_server,
+        _daemon(Path(directory), fork_server) as (corral, keys),
         _clients(corral.url, keys),
     ):
         until(lambda: corral.slots_busy() > 2)
@@ -111,8 +113,10 @@ def _node(directory: Path, tiny: Path) -> Iterator[CorralCli]:
 
 
 @contextmanager
-def _daemon(directory: Path) -> Iterator[tuple[CorralCli, list[str]]]:
-    corral = CorralCli(directory)
+def _daemon(directory: Path, fork_server: ForkServer) -> Iterator[tuple[CorralCli, list[str]]]:
+    # Beside the node: `CorralCli.end` waits for all engines below its directory.
+    corral = CorralCli(directory / "front", fork_server)
+    corral.root.mkdir()
     corral.hide_stored_models()
     broken = directory / "broken.gguf"
     tiny = tiny_gguf.make(directory / "tiny.gguf")
