@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser
-from support.corral_cli import CorralCli, until
+from playwright.sync_api import Browser, expect
+from support.corral_cli import PATIENCE_S, CorralCli, until
 from support.dashboard_page import VIEWS, Dashboard
 
 TREES = Path(__file__).parent / "screen_reader"
@@ -47,7 +47,7 @@ def test_each_view_has_the_roles_and_names_of_its_file(dashboard: Dashboard) -> 
         dashboard.show(view)
         if view == "logs":
             dashboard.row("Log of the daemon", "daemon.started").wait_for()
-        dashboard.page.locator(".waiting").wait_for(state="detached")
+        expect(dashboard.page.locator(".waiting")).to_have_count(0, timeout=1000 * PATIENCE_S)
         text = "\n".join(tree(dashboard)) + "\n"
         file = TREES / f"{view}.txt"
         if os.environ.get("UPDATE_SCREENS"):
