@@ -197,7 +197,7 @@ def _picture_views(browser: Browser, corral: CorralCli, folder: Path, views: Seq
         page.reload()
         for view in views:
             dashboard.show("requests" if view == "explanation" else view)
-            page.locator(".waiting").wait_for(state="detached")
+            page.locator(".waiting").first.wait_for(state="detached")
             if view == "chat":
                 page.get_by_role("button", name=_CHAT[:10]).first.click()
                 page.get_by_role("link", name="Explain").wait_for()
