@@ -84,7 +84,7 @@ def test_a_failure_has_its_cause_and_leaves_no_daemon(
     failed = corral("run", *words)
     assert (failed.returncode, failed.stdout) == (code, "")
     assert said in failed.stderr
-    assert not corral.is_running()
+    until(lambda: not corral.is_running())
 
 
 def test_a_chat_in_a_terminal(corral: CorralCli, slow_model: Path) -> None:
