@@ -220,7 +220,7 @@ def _ratios(ours: experiment.Figures, theirs: experiment.Figures) -> dict[str, f
 
 
 _CONCURRENCY_MAX: Final = 64
-_ONE_ROUND: Final = "one round: a small difference of speed may be chance"
+_ONE_ROUND: Final = "one round: speeds cannot be compared"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,10 @@ export class Chart extends Component {
   componentDidUpdate(before) {
     if (before.data[0].at(-1) !== this.props.data[0].at(-1) || before.span_s !== this.props.span_s) {
       this._plot.setData(this.plotted());
+    } else if (this._drawnIn !== this.style().color) {
+      this._plot.redraw();
     }
+    this._drawnIn = this.style().color; // another one with another theme
   }
 
   componentWillUnmount() {
