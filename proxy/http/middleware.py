@@ -22,6 +22,7 @@ from attrs import define
 from proxy.auth.access import (
     API,
     CHAT,
+    MODELS,
     PREFIX,
     SIGNED_IN,
     UNCOUNTED,
@@ -227,7 +228,8 @@ class RequestMiddleware:
         if key.max_in_flight is None and key.requests_per_minute is None:
             return _UNLIMITED
         is_counted = request.path == CHAT or SIGNED_IN not in request
-        if request.path in UNCOUNTED or not is_counted:
+        is_poll = request.path == MODELS and HOP in request.headers
+        if request.path in UNCOUNTED or is_poll or not is_counted:
             return _UNLIMITED
         return self._admission.request(key, has_parts=request.path in WITH_PARTS)
 

@@ -24,7 +24,7 @@ from urllib.parse import urlencode
 
 from attrs import define, field
 
-from proxy.auth.access import PREFIXES
+from proxy.auth.access import MODELS, PREFIXES
 from proxy.cache.remote_prefixes import DIGEST_MAX_BYTES, Digest, UnreadableDigest, read_digest
 from proxy.common.background_tasks import persist
 from proxy.common.headers import DRAINING, HOP, PROCESS
@@ -71,7 +71,7 @@ class NodePoller:
             NodeDraining: It is stopping.
             UpstreamFailed, UpstreamTimeout, Unreadable: Its answer is not that of a node.
         """
-        answer = await self._fetch("/v1/models")
+        answer = await self._fetch(MODELS)
         if DRAINING in answer.headers:
             raise NodeDraining
         if answer.status != 200:
