@@ -128,10 +128,7 @@ def gpu_use(estimates: Iterable[Estimate]) -> GpuUse:
             for name, memory in estimate.devices.items()
             if not name.startswith(_REMOTE) and memory.total
         }
-        weights = sum(memory.weights for memory in estimate.devices.values())
-        ours = sum(memory.weights for memory in gpus.values())
-        if weights:
-            layers = max(layers, round(estimate.layers_offloaded * ours / weights))
+        layers = max(layers, sum(estimate.device_layers.get(name, 0) for name in gpus))
         memory_bytes += sum(memory.total for memory in gpus.values())
         devices |= dict.fromkeys(gpus)
     return GpuUse(layers, memory_bytes, tuple(devices))

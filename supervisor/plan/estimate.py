@@ -25,6 +25,7 @@ The prompt cache and the checkpoints grow with use; all else is allocated at the
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Final
@@ -220,10 +221,9 @@ def split_between(
     if not take.total:
         return {}
     gguf, chosen = memory_inputs.gguf, memory_inputs.chosen
-    shares = _weights(devices, str(chosen.get("tensor-split", "")))
+    shares, owners = _shares(devices, chosen), _owners(gguf, found, devices, chosen)
     placed = placement.placed_weights(gguf, found, _names(devices))
     kv, first = offloaded_kv(gguf, layout, found, chosen), placement.first_layer(gguf, found)
-    owners = placement.layer_owners(shares, gguf.layers, found.layers) if found.layers else ()
     weights, cache = [placed.named.get(name, 0) for name in _names(devices)], [0] * len(devices)
     for layer, owner in enumerate(owners[:-1], first):
         weights[owner] += placed.by_layer[layer]
@@ -243,10 +243,18 @@ def split_between(
     }
 
 
-def _weights(devices: tuple[Device, ...], split: str) -> Sequence[float]:
+def _owners(
+    gguf: Gguf, found: Placement, devices: tuple[Device, ...], chosen: context.Chosen
+) -> tuple[int, ...]:
+    if not found.layers:
+        return ()
+    return placement.layer_owners(_shares(devices, chosen), gguf.layers, found.layers)
+
+
+def _shares(devices: tuple[Device, ...], chosen: context.Chosen) -> Sequence[float]:
     """Return the shares of devices; an invalid `tensor-split` is ignored."""
     try:
-        given = [float(weight) for weight in split.split(",")]
+        given = [float(weight) for weight in str(chosen.get("tensor-split", "")).split(",")]
     except ValueError:
         given = []
     is_valid = len(given) == len(devices) and min(given) >= 0 and 0 < sum(given) < math.inf
@@ -284,6 +292,7 @@ class Estimate:
     devices: Mapping[str, MemoryBreakdown]  # by device name; empty if nothing is offloaded
     mapped_bytes: int  # main memory shared by all instances that map the same file
     placement: Placement  # of the weights that are on devices
+    device_layers: Mapping[str, int]  # by device name; the output counts as a layer
     workers: Mapping[str, WorkerMemory] = field(default_factory=dict)  # by name
     is_fitted: bool = False  # whether the engine offloads fewer layers if less memory is free
 
@@ -349,6 +358,7 @@ def estimate(memory_inputs: MemoryInputs) -> Estimate:
         devices={name: memory for name, memory in taken.items() if name in here},
         mapped_bytes=host.weights if is_mapped else 0,
         placement=found,
+        device_layers=Counter(devices[at].name for at in _owners(gguf, found, devices, chosen)),
         workers={
             name: _worker_memory([device for device in devices if device.worker == name], taken)
             for name in dict.fromkeys(device.worker for device in devices if device.name in taken)

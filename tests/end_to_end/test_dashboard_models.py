@@ -103,7 +103,7 @@ def test_a_stored_model_is_planned_and_started_with_options(
     assert dashboard.violations() == []
     drawer.get_by_label("Context").fill("1024")
     drawer.get_by_label("Slots").fill("2")
-    drawer.get_by_label("Profile").select_option("low-latency")
+    drawer.get_by_role("combobox", name="Profile").select_option("low-latency")
     expect(drawer).to_contain_text("2 slots, 1,024 tokens of context in all")
     expect(command).to_contain_text("--ctx-size 1024")
     expect(drawer.get_by_role("region", name="Flags")).to_contain_text("model stored")
@@ -119,7 +119,7 @@ def test_a_model_is_saved_in_the_settings_file(dashboard: Dashboard, daemon: Cor
     drawer = dashboard.page.get_by_role("complementary", name="stored")
     drawer.get_by_label("Context").fill("1024")
     drawer.get_by_label("Slots").fill("2")
-    drawer.get_by_label("Profile").select_option("high-throughput")
+    drawer.get_by_role("combobox", name="Profile").select_option("high-throughput")
     drawer.get_by_label("Save in corral.toml").check()
     drawer.get_by_role("button", name="Restart with these").click()
     expect(dashboard.page.locator(".notice")).to_contain_text("stored is being started")

@@ -32,7 +32,7 @@ def main() -> None:
 
     for module, name, value in (
         (parts, "ThreadDecider", Decider),
-        (machine, "read_from", lambda _root, _allowed: here),
+        (machine, "read_from", lambda _root, _allowed, _environ: here),
     ):
         getattr(module, name)  # where it moved, the test would see the machine it runs on
         setattr(module, name, value)

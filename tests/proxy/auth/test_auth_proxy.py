@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from aiohttp import web
@@ -197,9 +198,10 @@ def test_a_role_that_leaves_the_file_ends_the_rights_of_its_users() -> None:
 def test_users_are_remembered_in_bounds() -> None:
     auth = AuthProxy(AuthProxySettings(addresses=("::1",), roles={"*": "all"}))
     keys = [Key("all", b"1")]
+    request = Mock(remote="::1")
     for number in range(5000):
-        fields = {"X-Forwarded-User": f"u{number}"}
-        auth.key_of(make_mocked_request("GET", "/", fields).clone(remote="::1"), keys)
+        request.headers = CIMultiDict({"X-Forwarded-User": f"u{number}"})
+        auth.key_of(request, keys)
     assert not auth.find_key("user:u0", keys)
     assert auth.find_key("user:u4999", keys)
     assert len(auth._roles) == 4096
