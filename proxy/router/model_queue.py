@@ -398,6 +398,8 @@ class ModelQueue:
                     wait_s = min(wait_s, in_s)
                 else:
                     costs.append((cost_s, lease))
+            elif lease.place and not (lease.is_ending or lease.cut_by):
+                wait_s = min(wait_s, _STOPS_IN_S)  # its response has not begun
         for cost_s, lease in sorted(costs, key=itemgetter(0)):
             if wanted > 0 and lease.yield_slot(cost_s):
                 wanted -= 1

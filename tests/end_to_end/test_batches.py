@@ -207,7 +207,7 @@ def test_a_line_has_the_same_answer_with_and_without_a_pause(
     corral.ok("start")
     found = []
     for name in ("paused", "alone"):
-        path = greedy_lines(tmp_path / f"{name}.jsonl", 1, 200, url=url)
+        path = greedy_lines(tmp_path / f"{name}.jsonl", 1, 80, url=url)
         assert corral.fork_server
         command = corral.fork_server.start(["batch", "run", str(path)], corral.env, tmp_path, {})
         while name == "paused" and command.poll() is None:
