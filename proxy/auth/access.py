@@ -25,13 +25,7 @@ from typing import Final
 from aiohttp import web
 
 from proxy.auth.api_keys import KEY, OPEN_PATHS, ApiKeys
-from proxy.auth.auth_proxy import (
-    AuthProxy,
-    check_own_origin,
-    is_navigation,
-    is_own_origin,
-    sites_of,
-)
+from proxy.auth.auth_proxy import AuthProxy
 from proxy.auth.keys_file import Key
 from proxy.auth.sessions import OWNER, PAGE_TOKEN, Sessions, SignedIn, session_id_of
 from proxy.common.toml_types import is_loopback
@@ -137,7 +131,7 @@ def check_may_use_tools(request: web.BaseRequest) -> None:
     It may run any command, so `allowed_origins` and an admin's key do not suffice. Without keys, it
     must come from this machine and not through a reverse proxy.
     """
-    check_own_origin(request, "use the tools of an engine")
+    _check_own_origin(request, "use the tools of an engine")
     key = request[KEY]
     if key is not None and not key.tools:
         raise Forbidden(
@@ -157,7 +151,7 @@ def check_may_edit_settings(request: web.BaseRequest) -> None:
     one of `corral ui`, which this user has run, or have `tools`. Raises SessionRequired, Forbidden.
     """
     key = check_admin(request)
-    check_own_origin(request, "edit corral.toml")
+    _check_own_origin(request, "edit corral.toml")
     if key is not OWNER and not key.tools:
         raise Forbidden(
             f"API key {key.name!r} may not edit corral.toml, which names programs to run: sign in "
@@ -220,15 +214,15 @@ class OriginPolicy:
             self.accepted.add(host)
         origin = request.headers.get("Origin")
         if origin is not None and not (
-            self._origins.fullmatch(origin) or is_own_origin(origin, host)
+            self._origins.fullmatch(origin) or _is_own_origin(origin, host)
         ):
             raise Forbidden(f"Origin {quote(origin)} is not allowed{_how_to_allow(origin)}")
         if self._auth_proxy and self._auth_proxy.is_sender(request):
-            if not (is_navigation(request) and request.rel_url.path_safe in _PAGES):
-                check_own_origin(request, _IDENTITY)
+            if not (_is_navigation(request) and request.rel_url.path_safe in _PAGES):
+                _check_own_origin(request, _IDENTITY)
             return
         is_marked = origin is None and "Sec-Fetch-Site" in request.headers
-        if is_marked and "cross-site" in sites_of(request):
+        if is_marked and "cross-site" in _sites_of(request):
             raise Forbidden(
                 "cross-site requests without an Origin are not allowed; enter the address by hand, "
                 "or use fetch() and add the page's origin to allowed_origins under [proxy]"
@@ -261,10 +255,10 @@ def is_same_origin(request: web.BaseRequest) -> bool:
     A browser reports that for every request that can change something. The scheme is not compared:
     a reverse proxy may terminate TLS.
     """
-    if not sites_of(request) <= {"same-origin", "none"}:
+    if not _sites_of(request) <= {"same-origin", "none"}:
         return False
     if origin := request.headers.get("Origin"):
-        return is_own_origin(origin, request.headers.get("Host", ""))
+        return _is_own_origin(origin, request.headers.get("Host", ""))
     return request.method in {"GET", "HEAD"}
 
 
@@ -336,3 +330,28 @@ def _how_to_allow(origin: str) -> str:
         return shared
     line = f'allowed_origins = ["{origin}"]'
     return f"{shared}; to allow it, write {line} under [proxy] and restart the daemon"
+
+
+def _is_navigation(request: web.BaseRequest) -> bool:
+    """Return whether a browser opens a page in a tab: in no frame, and with no body."""
+    fields = request.headers
+    found = fields.get("Sec-Fetch-Mode"), fields.get("Sec-Fetch-Dest")
+    return request.method == "GET" and found == ("navigate", "document")
+
+
+def _check_own_origin(request: web.BaseRequest, purpose: str) -> None:
+    """Check that no page of another origin has sent a request; raises Forbidden."""
+    origin = request.headers.get("Origin")
+    is_own = origin is None or _is_own_origin(origin, request.headers.get("Host", ""))
+    if not is_own or not _sites_of(request) <= {"same-origin", "none"}:
+        raise Forbidden(f"a web page of another origin may not {purpose}")
+
+
+def _is_own_origin(origin: str, host: str) -> bool:
+    """Return whether an Origin is the address that a request is sent to, with any scheme."""
+    scheme, _, authority = origin.lower().partition("://")
+    return scheme in {"http", "https"} and bool(host) and authority == host.lower()
+
+
+def _sites_of(request: web.BaseRequest) -> set[str]:
+    return {site.strip().lower() for site in request.headers.getall("Sec-Fetch-Site", ())}

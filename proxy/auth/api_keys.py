@@ -112,7 +112,13 @@ class ApiKeys:
             self._check(now_s)
         if self._auth_proxy and (user := self._auth_proxy.key_of(request, self._keys)):
             if user.limits_tokens and self.limited.get(user.name) != user:
-                self.limited = {**self.limited, user.name: user}
+                knows = self._auth_proxy.knows
+                kept = {
+                    name: key
+                    for name, key in self.limited.items()
+                    if knows(name) or not name.startswith(USER)
+                }
+                self.limited = {**kept, user.name: user}
             return user
         given = tuple(headers.getall("Authorization", ())), tuple(headers.getall("X-Api-Key", ()))
         if known := self._known.get(given):

@@ -85,6 +85,10 @@ class AuthProxy:
         self._roles[name] = role
         return key
 
+    def knows(self, name: str) -> bool:
+        """Return whether a name is that of one of the latest users."""
+        return name in self._roles
+
     def find_key(self, name: str, keys: Sequence[Key]) -> Key | None:
         """Return the key of one of the latest users; None for others."""
         role = self._roles.get(name)
@@ -94,28 +98,3 @@ class AuthProxy:
 def _key_of(name: str, role: str, keys: Sequence[Key]) -> Key | None:
     entry = next((key for key in keys if key.name == role), None)
     return replace(entry, name=name, digest=b"") if entry else None
-
-
-def is_navigation(request: web.BaseRequest) -> bool:
-    """Return whether a browser opens a page in a tab: in no frame, and with no body."""
-    fields = request.headers
-    found = fields.get("Sec-Fetch-Mode"), fields.get("Sec-Fetch-Dest")
-    return request.method == "GET" and found == ("navigate", "document")
-
-
-def check_own_origin(request: web.BaseRequest, purpose: str) -> None:
-    """Check that no page of another origin has sent a request; raises Forbidden."""
-    origin = request.headers.get("Origin")
-    is_own = origin is None or is_own_origin(origin, request.headers.get("Host", ""))
-    if not is_own or not sites_of(request) <= {"same-origin", "none"}:
-        raise Forbidden(f"a web page of another origin may not {purpose}")
-
-
-def is_own_origin(origin: str, host: str) -> bool:
-    """Return whether an Origin is the address that a request is sent to, with any scheme."""
-    scheme, _, authority = origin.lower().partition("://")
-    return scheme in {"http", "https"} and bool(host) and authority == host.lower()
-
-
-def sites_of(request: web.BaseRequest) -> set[str]:
-    return {site.strip().lower() for site in request.headers.getall("Sec-Fetch-Site", ())}

@@ -13,6 +13,7 @@ from multidict import CIMultiDict
 from pydantic import ValidationError
 from support.proxy_harness import CHAT, ProxyHarness
 
+from proxy.auth.api_keys import ApiKeys
 from proxy.auth.auth_proxy import AuthProxy
 from proxy.auth.keys_file import Key
 from proxy.errors import ConfigError, Forbidden, Unauthorized
@@ -205,6 +206,21 @@ def test_users_are_remembered_in_bounds() -> None:
     assert not auth.find_key("user:u0", keys)
     assert auth.find_key("user:u4999", keys)
     assert len(auth._roles) == 4096
+
+
+def test_users_with_token_limits_are_remembered_in_bounds(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text('[keys.all]\nkey = "some-key"\ntokens_per_minute = 5\n')
+    path.chmod(0o600)
+    keys = ApiKeys(
+        path, Mock(), auth_proxy=AuthProxySettings(addresses=("::1",), roles={"*": "all"})
+    )
+    request = Mock(remote="::1")
+    for number in range(4100):
+        request.headers = CIMultiDict({"X-Forwarded-User": f"u{number}"})
+        keys.key_of(request)
+    assert len(keys.limited) <= 4098
+    assert {"all", "user:u4099"} <= keys.limited.keys()
 
 
 def test_a_very_long_list_of_groups_is_refused() -> None:

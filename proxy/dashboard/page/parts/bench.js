@@ -2,9 +2,10 @@
 
 import { get, post } from "../api.js";
 import { percent } from "../format.js";
-import { Component, html } from "../html.js";
+import { html } from "../html.js";
 import { Progress } from "./bar.js";
 import { Check, Choice } from "./field.js";
+import { Polling } from "./polling.js";
 
 const PATH = "/corral/v1/bench";
 const POLL_MS = 1000;
@@ -12,26 +13,10 @@ const TONES = { better: "good-text", worse: "bad-text", same: "" };
 const WORKLOADS = [["", "all that suit the model"], ...["chat", "long-prompt", "generation", "concurrent", "batch", "embedding"].map((name) => [name, name])];
 const PLAIN = ["plain", "llama-server's own defaults"];
 
-export class Bench extends Component {
+export class Bench extends Polling {
+  path = PATH;
+  pause_ms = POLL_MS;
   state = { job: null, first: "plain", second: this.props.profile, workload: "", minutes: "5", force: false };
-
-  componentDidMount() {
-    this.poll();
-  }
-
-  componentWillUnmount() {
-    this._isGone = true;
-    clearTimeout(this._timer);
-  }
-
-  poll() {
-    get(PATH).then((found) => this.take(found)).catch(() => this.wait());
-  }
-
-  wait() {
-    clearTimeout(this._timer);
-    if (!this._isGone) this._timer = setTimeout(() => this.poll(), POLL_MS);
-  }
 
   take({ job }) {
     if (this._isGone) return;

@@ -7,32 +7,17 @@ import { Component, html } from "../html.js";
 import { Progress } from "./bar.js";
 import { Choice } from "./field.js";
 import { Loaded } from "./loaded.js";
+import { Polling } from "./polling.js";
 import { Fit } from "./state.js";
 import { Table } from "./table.js";
 
 const PATH = "/corral/v1/downloads";
 const POLL_MS = 500;
 
-export class Hub extends Component {
+export class Hub extends Polling {
+  path = PATH;
+  pause_ms = POLL_MS;
   state = { words: "", downloads: [], pinned: [] };
-
-  componentDidMount() {
-    this.poll();
-  }
-
-  componentWillUnmount() {
-    this._isGone = true;
-    clearTimeout(this._timer);
-  }
-
-  poll() {
-    get(PATH).then((found) => this.take(found)).catch(() => this.wait());
-  }
-
-  wait() {
-    clearTimeout(this._timer);
-    if (!this._isGone) this._timer = setTimeout(() => this.poll(), POLL_MS);
-  }
 
   take({ downloads, pinned }) {
     if (this._isGone) return;

@@ -1,0 +1,25 @@
+// A part of the page that reads `path` when it appears, and again after `pause_ms` or a failure. `take` gets
+// what was read, and waits for the next time if that is needed.
+
+import { get } from "../api.js";
+import { Component } from "../html.js";
+
+export class Polling extends Component {
+  componentDidMount() {
+    this.poll();
+  }
+
+  componentWillUnmount() {
+    this._isGone = true;
+    clearTimeout(this._timer);
+  }
+
+  poll() {
+    get(this.path).then((found) => this.take(found)).catch(() => this.wait());
+  }
+
+  wait() {
+    clearTimeout(this._timer);
+    if (!this._isGone) this._timer = setTimeout(() => this.poll(), this.pause_ms);
+  }
+}
