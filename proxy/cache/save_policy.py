@@ -403,14 +403,14 @@ class SaveCase:
         computed_s = self.tokens / self.prefill_tps
         return self.return_p * self.loss_p * max(0.0, computed_s - self.restore_s)
 
-    @property
-    def cost_s(self) -> float:
-        return self.save_s * (1 + self.streams)
-
 
 def is_worth_saving(case: SaveCase, pause_max_s: float) -> bool:
-    """Return whether a save gains more than it costs; `pause_max_s` applies to streams."""
-    if case.tokens < _WORTH_TOKENS or case.saving_s <= _MARGIN * case.cost_s:
+    """Return whether a save gains more than it costs; `pause_max_s` applies to streams.
+
+    Streams wait for a save as they would wait for the prompt that it makes unnecessary, so their
+    number does not count.
+    """
+    if case.tokens < _WORTH_TOKENS or case.saving_s <= _MARGIN * case.save_s:
         return False
     return not case.streams or case.save_s <= pause_max_s
 
