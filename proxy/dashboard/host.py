@@ -277,6 +277,13 @@ class DashboardHost(Protocol):
     def memory(self) -> Mapping[str, HostMemory]:
         """Return this machine's memories, the main memory (`host`) first, then devices."""
 
+    def devices(self) -> Sequence[Mapping[str, object]]:
+        """Return this machine's cards: `id`, `name`, and the figures that are known.
+
+        `load` (0 to 1), `memory_used_bytes`, `memory_total_bytes`, `temperature_c`, `power_w`,
+        `power_limit_w`, `throttled` (why it computes more slowly than it could), and a `problem`.
+        """
+
     def nodes(self) -> Sequence[NodeStats]: ...
 
     async def ask_nodes(

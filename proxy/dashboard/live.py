@@ -190,6 +190,7 @@ class LiveState:
             self._requests.stats(),
             host.nodes(),
             host.memory(),
+            host.devices(),
             self._rates.latest(),
             caches_of(
                 {name: self._by_model(counter) for name, counter in _CACHES.items()}

@@ -52,6 +52,7 @@ class MachinesEndpoint(Feature):
             "state": "stopping" if core.server_state.is_draining else "serving",
             "up_s": round(time.monotonic() - self._started_at_s, 1),
             "memory": {name: asdict(memory) for name, memory in self._host.memory().items()},
+            "devices": self._host.devices(),
             "models": [
                 {
                     "name": info.id,

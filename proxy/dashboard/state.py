@@ -158,6 +158,7 @@ class Observed:
     requests: Sequence[RequestStats] = ()
     nodes: Sequence[NodeStats] = ()
     memory: Mapping[str, HostMemory] = field(default_factory=dict)
+    devices: Sequence[Json] = ()
     rates: Mapping[str, Any] = field(default_factory=dict)
     # by model: prompt tokens expected in the cache, expected tokens found, tokens by the tier in
     # which they were found, computed tokens, and the seconds of computing that caches saved
@@ -178,6 +179,7 @@ def state_of(observed: Observed) -> State:
         "requests": {request.id: _request(request, observed) for request in observed.requests},
         "nodes": {node.name: _node(node) for node in observed.nodes},
         "memory": {name: _fields(memory) for name, memory in observed.memory.items()},
+        "devices": {str(device["id"]): dict(device) for device in observed.devices},
         "rates": dict(observed.rates),
         "caches": {model: dict(cache) for model, cache in observed.caches.items()},
     }

@@ -30,6 +30,7 @@ from supervisor.engine.log_file import follow, tail
 from supervisor.engine.states import InstanceSnapshot, State
 from supervisor.errors import CorralError, DaemonBusy, NoSuchConversation, NoSuchModel
 from supervisor.events import EventStream
+from supervisor.fleet.devices import DeviceMonitor
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.model import Replica
 from supervisor.fleet.planner import LaunchPlanner
@@ -141,6 +142,7 @@ class DashboardHostAdapter:
     _directories: Directories
     _certificate: Certificate
     _memory_usage: MemoryUsage
+    _device_monitor: DeviceMonitor
     _conversations: ConversationForgetter
     _read_caches: Callable[[], Awaitable[object]]
     _memory: Mapping[str, host.HostMemory] = field(factory=dict, init=False)
@@ -177,6 +179,9 @@ class DashboardHostAdapter:
     def memory(self) -> Mapping[str, host.HostMemory]:
         self._refresh_memory()
         return self._memory
+
+    def devices(self) -> list[dict[str, object]]:
+        return [card.figures() for card in self._device_monitor.watch()]
 
     def nodes(self) -> Sequence[NodeStats]:
         return self._nodes.stats()

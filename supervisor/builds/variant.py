@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from supervisor.builds.releases import Asset, Release
 from supervisor.errors import EngineMissing
-from supervisor.system import energy
-from supervisor.system.energy import Library
+from supervisor.system import devices
 
 _SYSTEMS: Final = {"Linux": "ubuntu", "Darwin": "macos"}
 _PROCESSORS: Final = {"x86_64": "x64", "aarch64": "arm64", "arm64": "arm64", "s390x": "s390x"}
-_VERSION_MAX_BYTES: Final = 80  # Source: nvml.h, NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,25 +37,22 @@ def this_machine(render_nodes: Path = Path("/dev/dri")) -> Target:
             f"llama.cpp releases no build for {platform.system()} on {platform.machine()}",
             hint="corral engine build newest compiles one here",
         )
-    library = energy.load_nvml()
-    driver = nvidia_driver(library) if library else None
+    nvml = devices.load_nvml()
+    driver = nvidia_driver(nvml) if nvml else None
     return Target(
         system, processor, driver, driver is not None or any(render_nodes.glob("renderD*"))
     )
 
 
-def nvidia_driver(library: Library) -> int | None:
-    """Return the major version of NVIDIA's driver; None if it is unknown.
-
-    Source: NVML API reference, nvmlSystemGetDriverVersion.
-    """
-    text = ctypes.create_string_buffer(_VERSION_MAX_BYTES)
+def nvidia_driver(nvml: Any) -> int | None:
+    """Return the major version of NVIDIA's driver; None if it is unknown."""
     try:
-        if library.nvmlInit_v2() or library.nvmlSystemGetDriverVersion(text, len(text)):
-            return None
-    except AttributeError:
+        nvml.nvmlInit()
+        version: str = nvml.nvmlSystemGetDriverVersion()
+        nvml.nvmlShutdown()
+    except nvml.NVMLError:  # the library is there, but the driver is not loaded
         return None
-    major = text.value.decode("ascii", "replace").partition(".")[0]
+    major = version.partition(".")[0]
     return int(major) if major.isdecimal() else None
 
 

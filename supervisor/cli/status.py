@@ -34,7 +34,7 @@ _BATCHES_HEAD = ("BATCHES OF", "REQUESTS", "BATCHES", "SINGLE", "MEAN SIZE", "ME
 # Columns that narrow terminals leave out, in this order.
 _LEAST: Final = (
     *("RESTARTS", "PID", "UP", "MEMORY", "TOK/S"),
-    *("ADDRESS", "URL", "SINGLE", "BATCHES", "MEAN SIZE"),
+    *("ADDRESS", "URL", "SINGLE", "BATCHES", "MEAN SIZE", "TEMPERATURE"),
 )
 
 
@@ -80,6 +80,9 @@ def render(status: messages.DaemonStatus, columns: int | None = None) -> str:
         *(_note(line, columns) for line in not_persisted_reasons(models)),
         *(line for model in models for line in _tools(model, columns)),
         *(line for _, instance in instances for line in _problems(instance, columns)),
+        *_section(
+            messages.DEVICE_COLUMNS, [*map(messages.device_row, status.devices or ())], columns
+        ),
         *_section(_WORKERS_HEAD, [*map(_worker_row, status.workers)], columns),
         *_reasons(status.workers, columns),
         *_section(_NODES_HEAD, [*map(_node_row, status.nodes)], columns),

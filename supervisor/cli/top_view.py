@@ -15,7 +15,14 @@ from rich.text import Text
 from proxy.observe.past import RequestStats
 from supervisor.cli.requests import IN_FLIGHT_LEAST, in_flight_row, short_id
 from supervisor.daemon.control_client import Client
-from supervisor.daemon.control_messages import DaemonStatus, InstanceStatus, ModelStatus, state_text
+from supervisor.daemon.control_messages import (
+    DEVICE_COLUMNS,
+    DaemonStatus,
+    InstanceStatus,
+    ModelStatus,
+    device_row,
+    state_text,
+)
 from supervisor.errors import CorralError
 from supervisor.output import duration, fit, hanging, one_line, size
 
@@ -328,7 +335,10 @@ def _tables(view: View, sample: Sample, area: Size) -> Iterator[RenderableType]:
     told = wrapped[:_PROBLEM_LINES_MAX] if is_limited else wrapped
     if len(told) < len(wrapped):
         told[-1] += " …"
-    rows_left = area[1] - _OTHER_LINES - len(told)
+    devices = [_clean_cells(device_row(device)) for device in sample.status.devices or ()]
+    # With an empty line and the head.
+    device_lines = len(devices) + 2 if devices else 0
+    rows_left = area[1] - _OTHER_LINES - len(told) - device_lines
     instance_count, request_count = share_rows(rows_left, len(instances), len(requests))
     yield Text("")
     yield _table(INSTANCE_COLUMNS, instances[:instance_count], area, _INSTANCE_LEAST)
@@ -336,6 +346,9 @@ def _tables(view: View, sample: Sample, area: Size) -> Iterator[RenderableType]:
         yield Text(line, "red")
     hidden = len(instances) - instance_count
     yield Text(f"and {hidden} more" if hidden else "")
+    if devices:
+        yield _table(DEVICE_COLUMNS, devices, area, ("TEMPERATURE",))
+        yield Text("")
     chosen = next((i for i, request in enumerate(requests) if request.id == view.selected), None)
     first = first_row(chosen, len(requests), request_count)
     listed = [in_flight_row(request) for request in requests[first : first + request_count]]

@@ -502,6 +502,24 @@ class BatchQueueStatus(Message):
     avg_wait_ms: float
 
 
+class DeviceStatus(Message):
+    """An accelerator, for all programs; `throttled`: by power, temperature, current or hardware.
+
+    `load`: 0 to 1. `problem`: why it has no figures.
+    """
+
+    id: str
+    name: str
+    load: float | None
+    memory_used_bytes: int | None
+    memory_total_bytes: int | None
+    temperature_c: float | None
+    power_w: float | None
+    power_limit_w: float | None
+    throttled: list[str] | None
+    problem: str | None
+
+
 class DaemonStatus(Message):
     """The daemon, its models and instances.
 
@@ -524,6 +542,7 @@ class DaemonStatus(Message):
     workers: list[WorkerStatus]
     capture: CaptureStatus | None
     batches: list[BatchQueueStatus]
+    devices: list[DeviceStatus]
 
 
 class ReloadReport(Message):
@@ -588,6 +607,27 @@ def state_text(model: ModelStatus, instance: InstanceStatus) -> str:
     if instance.retry_in_s is not None:
         return f"backoff {instance.retry_in_s:.0f} s"
     return instance.state
+
+
+DEVICE_COLUMNS: Final = ("DEVICE", "LOAD", "DEVICE MEMORY", "TEMPERATURE", "POWER", "THROTTLED BY")
+
+
+def device_row(device: DeviceStatus) -> tuple[str, ...]:
+    """Return the cells of DEVICE_COLUMNS."""
+
+    def of(used: str, limit: str | None) -> str:
+        return f"{used} of {limit}" if limit else used
+
+    known, total = device.memory_used_bytes, device.memory_total_bytes
+    power, limit = device.power_w, device.power_limit_w
+    return (
+        device.name,
+        "-" if device.load is None else f"{device.load:.0%}",
+        "-" if known is None else of(size(known), size(total) if total else None),
+        "-" if device.temperature_c is None else f"{device.temperature_c:.0f} °C",
+        "-" if power is None else of(f"{power:.0f}", f"{limit:.0f}" if limit else None) + " W",
+        device.problem or ("-" if device.throttled is None else ", ".join(device.throttled)),
+    )
 
 
 def failed_text(instance: InstanceStatus) -> str | None:

@@ -140,6 +140,7 @@ class DaemonService:
     async def refresh(self) -> None:
         """Update the figures of `status`, `trials` and `canaries`, in a fraction of a second."""
         await self._parts.stats.refresh(replica.instance for replica in self._fleet.all_replicas())
+        await self._parts.devices.refresh()
 
     async def status(self) -> messages.DaemonStatus:
         await self.refresh()
@@ -180,6 +181,10 @@ class DaemonService:
             ),
             capture=model_status.capture_status(parts.captures.running),
             batches=model_status.batch_statuses(parts.app.batch_queue.stats()),
+            devices=[
+                messages.DeviceStatus.of(card, throttled=card.throttled and [*card.throttled])
+                for card in parts.devices.latest
+            ],
         )
 
     async def caches(self) -> messages.CachesStatus:

@@ -40,6 +40,7 @@ from supervisor.events import EventStream, Part
 from supervisor.experiments.canaries import Canaries, with_canaries
 from supervisor.experiments.capture import Captures
 from supervisor.experiments.trials import Trials
+from supervisor.fleet.devices import DeviceMonitor
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.planner import LaunchPlanner, Reductions
 from supervisor.fleet.reload import Reload, Reread
@@ -91,6 +92,7 @@ class DaemonParts:
         self._reductions = Reductions()
         self.known_workers = KnownWorkers(free_port)
         self.fleet = Fleet(self._planner(loaded), self.router, emit)
+        self.devices = DeviceMonitor()
         self._memory_usage, replacer = MemoryUsage(self.fleet), Replacer(self.fleet)
         self.admission = AdmissionController(self.fleet, self.router, emit, self._memory_usage)
         self._add_models(loaded, reread, replacer)
@@ -148,6 +150,7 @@ class DaemonParts:
             self._models,
             self._warmer,
             self.fleet.slot_files,
+            self.devices,
         )
 
     @property
@@ -241,6 +244,7 @@ class DaemonParts:
                 self.directories,
                 self.certificate,
                 self._memory_usage,
+                self.devices,
                 self.conversations,
                 self.read_caches,
             ),

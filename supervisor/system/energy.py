@@ -1,62 +1,19 @@
-"""Measures the energy that the processor (RAPL) and NVIDIA devices (NVML) used.
+"""Measures the energy that the processor (RAPL) and devices used.
 
 Both count in hardware, for the whole machine, so other programs' energy is included. A counter that
 cannot be read is unknown, not zero: since Linux 5.10 only root may read RAPL, because the counter
-reveals the work of other programs. Source: CVE-2020-8694;
-Documentation/power/powercap/powercap.rst.
-
-NVML's four functions are called in the driver's own library, because a Python package for them
-would be installed on machines without a device too. Source: NVML API reference,
-nvmlDeviceGetTotalEnergyConsumption (mJ since the driver was loaded; Volta or newer).
+reveals the work of other programs. NVIDIA's cards count from Volta on, and Intel's; AMD's do not.
+Source: CVE-2020-8694; Documentation/power/powercap/powercap.rst.
 """
 
 from __future__ import annotations
 
-import ctypes
-import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-_LIBRARY: Final = "libnvidia-ml.so.1"
-_OK: Final = 0
-
-
-# NVML, whose functions return 0 on success.
-Library = Any
-
-
-@functools.cache
-def load_nvml() -> Library | None:
-    try:
-        return ctypes.CDLL(_LIBRARY)
-    except OSError:
-        return None
-
-
-def nvml_joules(nvml: Library) -> Mapping[str, float] | None:
-    """Read the counter of each device; None without devices, or if one cannot be read."""
-    try:
-        count = ctypes.c_uint()
-        # Repeated calls are fine: the library counts its users.
-        if nvml.nvmlInit_v2() != _OK or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != _OK:
-            return None
-        values = [_joules_of(nvml, i) for i in range(min(count.value, 64))]
-    except AttributeError:  # a driver too old for one of the functions
-        return None
-    known = {str(i): value for i, value in enumerate(values) if value is not None}
-    return known if known and len(known) == len(values) else None
-
-
-def _joules_of(nvml: Library, index: int) -> float | None:
-    handle, energy = ctypes.c_void_p(), ctypes.c_ulonglong()
-    if nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)) != _OK:
-        return None
-    if nvml.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(energy)) != _OK:
-        return None
-    return energy.value / 1e3
-
+from supervisor.system.devices import DeviceReading, read_devices
 
 _POWERCAP: Final = Path("/sys/class/powercap")
 _MICROJOULES: Final = 1e6
@@ -66,7 +23,8 @@ _MICROJOULES: Final = 1e6
 Counter = tuple[float, float]
 
 
-# Counters of the processor and of devices, by name; None without any, or if one cannot be read.
+# Counters of the processor and of devices, by name; None without any, or if one of the processor's
+# cannot be read.
 EnergyReading = tuple[Mapping[str, Counter] | None, Mapping[str, float] | None]
 
 
@@ -75,7 +33,7 @@ class Energy:
     """Joules between two readings; None is unknown."""
 
     processor_j: float | None  # the sum of all processor packages, and of memory if it is counted
-    devices_j: float | None  # the sum of all NVIDIA devices
+    devices_j: float | None  # the sum of all devices that count it
 
     @property
     def total_j(self) -> float | None:
@@ -89,14 +47,18 @@ class Energy:
         return " and ".join(name for name, joules in parts if joules is not None) or "nothing"
 
 
-def read(powercap: Path = _POWERCAP, device_library: Library | None = None) -> EnergyReading:
+def read(
+    powercap: Path = _POWERCAP, read_devices: Callable[[], Iterable[DeviceReading]] = read_devices
+) -> EnergyReading:
     """Read all counters.
 
     Two readings must be less than one counter range apart: 262,144 J on most processors, which is
     20 minutes at 200 W.
     """
-    library = device_library or load_nvml()
-    return _processor(powercap), nvml_joules(library) if library else None
+    counters = {
+        device.id: device.energy_j for device in read_devices() if device.energy_j is not None
+    }
+    return _processor(powercap), counters or None
 
 
 def energy_between(before: EnergyReading, after: EnergyReading) -> Energy:

@@ -67,7 +67,8 @@ _DASHBOARD: Final = Path(__file__).parents[2] / "scripts/deploy/monitoring/grafa
 _ALERTS_TEST: Final = Path(__file__).with_name("alerts_test.yaml")
 # Series that begin with an event that this run does not cause.
 _NO_EVENT: Final = re.compile(
-    r"corral_(prompts_changed|broken_tool_calls|estimate_error|slot_file_|next_turn|slot_holds)"
+    r"DCGM_|corral_(device_|prompts_changed|broken_tool_calls|estimate_error|slot_file_|next_turn"
+    r"|slot_holds)"
 )
 # Grafana's variables; panels of such events may stay empty.
 _VARIABLES: Final = {"$__rate_interval": f"{4 * INTERVAL_S}s", "$instance": ".*", "$model": ".*"}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 PAGE: Final = Path(__file__).parent.parent.parent / "docs" / "metrics.md"
-_ROW: Final = re.compile(r"\| `([a-z_:]+)` \| (counter|gauge|histogram) \|(.*?)\| (.+) \|")
+_ROW: Final = re.compile(r"\| `([A-Za-z_:]+)` \| (counter|gauge|histogram) \|(.*?)\| (.+) \|")
 _LABEL: Final = re.compile(r"`(\w+)`")
 _PARTS: Final = ("bucket", "count", "sum")
 

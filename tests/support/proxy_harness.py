@@ -325,6 +325,9 @@ class FakeDashboardHost:
     def memory(self) -> Mapping[str, HostMemory]:
         return {"host": HostMemory(total=100, weights=40, caches=20, buffers=5, others=10)}
 
+    def devices(self) -> Sequence[Mapping[str, object]]:
+        return [{"id": "GPU-0", "name": "a card", "load": 0.43}]
+
     def nodes(self) -> Sequence[NodeStats]:
         return [NodeStats(answer.node, "http://n", "up", None) for answer in self.answers]
 

@@ -6,6 +6,7 @@ from typing import Any
 from proxy.observe.past import RequestStats
 from supervisor.daemon.control_messages import (
     DaemonStatus,
+    DeviceStatus,
     InstanceStatus,
     ModelStatus,
 )
@@ -26,7 +27,36 @@ STATUS = DaemonStatus(
     capture=None,
     batches=[],
     workers=[],
+    devices=[],
 )
+
+
+DEVICES = [
+    DeviceStatus(
+        id="GPU-0",
+        name="NVIDIA H100",
+        load=0.43,
+        memory_used_bytes=20 * 1024**3,
+        memory_total_bytes=80 * 1024**3,
+        temperature_c=61.0,
+        power_w=312.4,
+        power_limit_w=700.0,
+        throttled=["power"],
+        problem=None,
+    ),
+    DeviceStatus(
+        id="0000:03:00.0",
+        name="AMD 73FF",
+        load=None,
+        memory_used_bytes=None,
+        memory_total_bytes=None,
+        temperature_c=None,
+        power_w=None,
+        power_limit_w=None,
+        throttled=None,
+        problem="it is suspended",
+    ),
+]
 
 
 def request(request_id: str, **changes: Any) -> RequestStats:

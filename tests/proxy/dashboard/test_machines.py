@@ -32,6 +32,7 @@ async def test_a_machine_tells_its_models_memory_and_requests(proxy: ProxyHarnes
     assert status == 200
     assert (found["state"], found["version"], found["requests"]) == ("serving", "1.2.3", [])
     assert found["memory"]["host"]["total"] == 100
+    assert found["devices"] == [{"id": "GPU-0", "name": "a card", "load": 0.43}]
     model = {"state": "loaded", "cause": None, "slots": 2, "slots_busy": 0, "queued": 0}
     assert found["models"] == [{"name": "chat", **model}]
     assert await get(proxy, "machine/caches") == (200, {"models": []})

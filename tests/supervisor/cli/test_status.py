@@ -184,3 +184,13 @@ def test_tools_of_engines_are_named_and_louder_where_other_machines_reach_them()
     assert local.startswith("chat: engine_tools is on: ")
     assert network.startswith("DANGER: chat: ")
     assert "other machines" in network
+
+
+def test_devices_have_their_known_figures() -> None:
+    text = render(replace(STATUS, devices=top_samples.DEVICES)).splitlines()[-3:]
+    assert [" ".join(line.split()) for line in text] == [
+        "DEVICE LOAD DEVICE MEMORY TEMPERATURE POWER THROTTLED BY",
+        "NVIDIA H100 43% 20.0 GiB of 80.0 GiB 61 °C 312 of 700 W power",
+        "AMD 73FF - - - - it is suspended",
+    ]
+    assert "DEVICE" not in render(STATUS)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from rich.cells import cell_len
-from support.top_samples import STATUS, instance, model, request
+from support.top_samples import DEVICES, STATUS, instance, model, request
 
 from supervisor.cli.top_view import Sample, View, render_once, screen, with_sample
 
@@ -104,3 +104,11 @@ def test_a_daemon_that_is_gone_is_told() -> None:
     shown = lines(Sample(problem="the daemon is not running"))
     assert shown[0] == "the daemon is not running; retrying"
     assert "INSTANCE" not in "".join(shown)
+
+
+def test_devices_stand_between_instances_and_requests() -> None:
+    sample = Sample(replace(BUSY, devices=DEVICES), REQUESTS)
+    shown = [words(line)[0] for line in lines(sample) if line]
+    place = shown.index("DEVICE")
+    assert shown[place + 1 : place + 4] == ["NVIDIA H100", "AMD 73FF", "ID"]
+    assert len(lines(sample, rows=12)) == 12

@@ -1,49 +1,11 @@
-import ctypes
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support import nvml_library
+from support.nvml_library import Library
 
 from supervisor.system import energy
 from supervisor.system.energy import Energy
-
-
-class Driver:
-    """NVML of a machine with two devices; `failing` names the function that returns an error."""
-
-    def __init__(self, failing: str = "", devices: int = 2) -> None:
-        self._failing = failing
-        self._devices = devices
-        self._count_mj = 5000
-
-    def __getattr__(self, function: str) -> Callable[..., int]:
-        functions: dict[str, Callable[..., int]] = {
-            "nvmlInit_v2": self._init,
-            "nvmlDeviceGetCount_v2": self._count,
-            "nvmlDeviceGetHandleByIndex_v2": self._handle,
-            "nvmlDeviceGetTotalEnergyConsumption": self._energy,
-        }
-        return functions[function]
-
-    def _init(self) -> int:
-        return self._status("init", 9)
-
-    def _count(self, count: Any) -> int:
-        count._obj.value = self._devices
-        return self._status("count", 1)
-
-    def _handle(self, index: ctypes.c_uint, handle: Any) -> int:
-        handle._obj.value = index.value + 1
-        return self._status("handle", 15)
-
-    def _energy(self, handle: ctypes.c_void_p, energy: Any) -> int:
-        energy._obj.value = self._count_mj * (1 if handle.value == 1 else 1000)
-        self._count_mj += 500
-        return self._status("energy", 3)
-
-    def _status(self, what: str, error: int) -> int:
-        return error if what == self._failing else 0
 
 
 def _zone(
@@ -106,21 +68,15 @@ def test_the_total_is_of_the_known_counters() -> None:
     assert energy.energy_between(appeared, reloaded) == Energy(None, None)
 
 
-def test_devices(tmp_path: Path) -> None:
-    driver = Driver()
-    before, after = (energy.read(tmp_path, driver) for _ in range(2))
-    assert before[1] == {"0": 5.0, "1": 5500.0}
+def test_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml_library.install(monkeypatch, Library(cards=2))
+    before, after = (energy.read(tmp_path) for _ in range(2))
+    assert before[1] == {"GPU-0": 5.0, "GPU-1": 5500.0}
     assert energy.energy_between(before, after) == Energy(None, 1 + 1000)
 
 
-@pytest.mark.parametrize("function", ["init", "count", "handle", "energy"])
-def test_devices_that_cannot_be_read_are_unknown(function: str) -> None:
-    assert energy.nvml_joules(Driver(function)) is None
-
-
-def test_without_devices_their_energy_is_unknown() -> None:
-    assert energy.nvml_joules(Driver(devices=0)) is None
-
-
-def test_a_driver_without_the_functions_is_unknown() -> None:
-    assert energy.nvml_joules(ctypes.CDLL(None)) is None
+def test_the_energy_of_devices_that_do_not_count_it_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml_library.install(monkeypatch, Library(fault="TotalEnergyConsumption"))
+    assert energy.read(tmp_path) == (None, None)

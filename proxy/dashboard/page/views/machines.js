@@ -22,7 +22,7 @@ function all({ machines }) {
     <${Table} caption="Machines" columns=${COLUMNS} rows=${machines} rowKey=${(row) => row.name} />
     ${machines.filter(({ machine }) => machine).map(({ name, machine }) => html`<section key=${name} class="stack" aria-label=${name}>
       <h2>${name}</h2>
-      <${Memory} memory=${machine.memory} label=${`Memory of ${name}`} />
+      <${Memory} memory=${machine.memory} devices=${machine.devices} label=${`Memory of ${name}`} />
       <${Table} caption=${`Models of ${name}`} columns=${MODELS} rows=${machine.models} rowKey=${(row) => row.name} empty="It has no models." />
     </section>`)}
     <${Table} caption="Requests" columns=${REQUESTS} rows=${requests} rowKey=${(row) => `${row.node} ${row.client} ${row.id}`} empty="No request is in flight." />`;

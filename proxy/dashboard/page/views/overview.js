@@ -11,7 +11,7 @@ export function Overview({ live, store, actions }) {
   return html`
     <h1 class="unseen">Overview</h1>
     <${Status} live=${live} clock=${store.clock} actions=${actions} />
-    <${Memory} memory=${live.memory} />
+    <${Memory} memory=${live.memory} devices=${live.devices} />
     <${Models} models=${live.models} instances=${live.instances} requests=${live.requests}
       clock=${store.clock} actions=${actions} />
     <${Charts} rates=${store.rates} clock=${store.clock} />
