@@ -152,6 +152,21 @@ class Child:
             return None
         return float(used.user + used.system)
 
+    def runnable_s(self) -> float | None:
+        """Return how long its threads computed and, on Linux, waited for a processor.
+
+        Source: Linux, Documentation/scheduler/sched-stats.rst, /proc/PID/schedstat: nanoseconds on
+        a processor, nanoseconds of waiting for one, turns.
+        """
+        cpu_s = self.cpu_s()
+        if cpu_s is None:
+            return None
+        waited_ns = 0
+        for thread in Path(f"/proc/{self.pid}/task").glob("*/schedstat"):
+            with suppress(OSError):  # It has ended.
+                waited_ns += int(thread.read_text("ascii").split()[1])
+        return cpu_s + waited_ns / 1e9
+
     def is_suspended(self) -> bool:
         """Return whether a signal such as SIGSTOP stopped it; False if a debugger holds it."""
         try:

@@ -13,9 +13,9 @@ from supervisor.settings.tables import HealthSettings
 # 1. bytes of responses, which the proxy counts anyway;
 # 2. when these stop, the engine's own counters, read rarely: `n_decode_total` grows with each
 #    batch, the token totals only when a request ends;
-# 3. during a batch none of these grows, and 2048 tokens take 12 s on a slow CPU. But the CPU time
-#    of the process does: an engine that computes gets `batch_timeout_s`, one that does not
-#    (stopped, or waiting for a lock or a hung device) two intervals at most.
+# 3. during a batch none of these grows, and 2048 tokens take 12 s on a slow CPU. But the time for
+#    which threads of the process compute or wait for a processor does: such an engine gets
+#    `batch_timeout_s`, another (stopped, or waiting for a lock or a hung device) two intervals.
 #
 # An idle engine generates a token once a minute. In between, the state of its process is read: if
 # a signal (SIGSTOP) has suspended it at two readings in a row, it cannot answer.
@@ -23,8 +23,8 @@ from supervisor.settings.tables import HealthSettings
 # Source: llama-server builds 10434 and 11434, measured; llama.cpp#27388 (`/health` is 200 while
 # decoding hangs); proc(5), state T.
 
-# The share of a CPU above which a process computes. A stopped process uses none, one that waits and
-# serves our metrics a thousandth; a thread that computes on a busy machine still uses a good share.
+# The share of its time above which a process computes. A stopped process uses none, one that serves
+# our metrics a thousandth. Elsewhere than on Linux, a machine twenty times too busy looks the same.
 _COMPUTING: Final = 0.05
 _SUSPENDED_LOOKS: Final = 2
 
@@ -90,13 +90,13 @@ def _compare(health: HealthState, before: tuple[float, CounterSample] | None) ->
     (then_s, then), (now_s, now) = before, health.counters
     if _differ(then, now):
         return replace(health, progress_at_s=then_s, computed_at_s=then_s)
-    (values, before_s), (answered, cpu_s) = then, now
+    (values, before_s), (answered, runnable_s) = then, now
     if answered is None:
         # No answer means no progress; the last answer stays valid.
-        health = replace(health, counters=(now_s, (values, cpu_s)))
-    if before_s is None or cpu_s is None:
+        health = replace(health, counters=(now_s, (values, runnable_s)))
+    if before_s is None or runnable_s is None:
         return health
-    has_computed = cpu_s - before_s >= _COMPUTING * (now_s - then_s)
+    has_computed = runnable_s - before_s >= _COMPUTING * (now_s - then_s)
     return replace(health, computed_at_s=then_s) if has_computed else health
 
 

@@ -135,6 +135,9 @@ class ProcessRun:
     def cpu_s(self) -> float | None:
         return self._child.cpu_s() if self._child else None
 
+    def runnable_s(self) -> float | None:
+        return self._child.runnable_s() if self._child else None
+
     def is_suspended(self) -> bool:
         return self._child is not None and self._child.is_suspended()
 

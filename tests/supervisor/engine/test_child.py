@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.corral_cli import PATIENCE_S
+from support.corral_cli import PATIENCE_S, until
 from support.instance_harness import descriptors, is_gone, launch_of
 
 from supervisor.engine.child import Child, Exit
@@ -124,6 +124,28 @@ async def test_a_process_that_left_the_group_with_the_pipes_delays_nothing(runti
     child = Child.spawn(shell(runtime, "setsid sleep 600 & echo $!; sleep 0.1"))
     _, out, _ = await ears(child)
     os.kill(int(out), signal.SIGKILL)
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/schedstat").exists(), reason="the kernel does not tell how long it waits"
+)
+async def test_waiting_for_a_processor_counts_as_running(runtime: Path) -> None:
+    script = "import os, sys; os.sched_setaffinity(0, [int(sys.argv[1])])\nwhile True: pass"
+    processor = str(min(os.sched_getaffinity(0)))
+    launch = launch_of(sys.executable, "-c", script, processor, runtime=runtime)
+    children = [Child.spawn(launch) for _ in range(2)]
+    async with asyncio.TaskGroup() as group:
+        ends = [group.create_task(ears(child)) for child in children]
+        await asyncio.to_thread(until, lambda: runs_beyond_its_processor_time(children[0]))
+        for end in ends:
+            end.cancel()
+
+
+def runs_beyond_its_processor_time(child: Child) -> bool:
+    used_s, runnable_s = child.cpu_s(), child.runnable_s()
+    assert used_s is not None
+    assert runnable_s is not None
+    return used_s > 0.1 and runnable_s > 1.2 * used_s
 
 
 async def test_cancelling_kills_and_reaps(runtime: Path) -> None:
