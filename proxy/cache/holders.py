@@ -495,6 +495,7 @@ class RemotePrefixes:
         self._hashes_max = hashes_max
         # Expiry time by instance; both dictionaries have the latest last.
         self.holders: OrderedDict[int, dict[str, float]] = OrderedDict()
+        self._held: defaultdict[str, set[int]] = defaultdict(set)  # The same, by instance.
 
     def add(self, instance: str, turn_hashes: Iterable[int], now_s: float) -> None:
         """Note turn hashes that an instance reports, oldest first."""
@@ -502,15 +503,21 @@ class RemotePrefixes:
             holders = self.holders.setdefault(turn_hash, {})
             holders.pop(instance, None)
             holders[instance] = now_s + EXPIRES_S
+            self._held[instance].add(turn_hash)
             if len(holders) > _HOLDERS_MAX:
-                del holders[next(iter(holders))]
+                oldest = next(iter(holders))
+                del holders[oldest]
+                self._held[oldest].discard(turn_hash)
             self.holders.move_to_end(turn_hash)
         while len(self.holders) > self._hashes_max:
-            self.holders.popitem(last=False)
+            turn_hash, holders = self.holders.popitem(last=False)
+            for holder in holders:
+                self._held[holder].discard(turn_hash)
 
     def forget(self, instance: str) -> None:
-        for turn_hash, holders in tuple(self.holders.items()):
-            holders.pop(instance, None)
+        for turn_hash in self._held.pop(instance, ()):
+            holders = self.holders[turn_hash]
+            del holders[instance]
             if not holders:
                 del self.holders[turn_hash]
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from typing import Any
+
 import pytest
 from support.requests import upstream
 
@@ -101,6 +104,30 @@ def test_beliefs_are_bounded_and_the_oldest_goes_first() -> None:
     remote.add("b", said(FIRST), 0.0)
     assert len(remote.holders) == 4
     assert remote.find(NEXT, 0.0)[1] == "b"
+
+
+class Unscanned(OrderedDict[int, dict[str, float]]):
+    """Gives its entries by their keys, and never all of them."""
+
+    def items(self) -> Any:
+        raise AssertionError("it looks at each entry")
+
+    __iter__ = keys = values = items
+
+
+def test_a_machine_is_forgotten_without_a_look_at_what_others_hold() -> None:
+    remote = RemotePrefixes(40)
+    remote.holders = Unscanned()
+    for number in range(30):  # beyond both bounds
+        remote.add(f"node-{number}", range(number, number + 40), 0.0)
+    remote.add("b", said(FIRST), 0.0)
+    for number in range(30):
+        remote.forget(f"node-{number}")
+    assert len(remote.holders) == len(said(FIRST))
+    assert remote.find(NEXT, 0.0)[1] == "b"
+    remote.forget("b")
+    remote.forget("b")
+    assert not remote.holders
 
 
 def test_of_many_that_hold_a_prefix_the_latest_count() -> None:
