@@ -6,7 +6,10 @@
    if the owner has no free slot, another instance has one, and waiting takes longer than the answer
    there: the prompt's time plus a quarter, plus the time to refill the owner's cache as far as no
    slot file holds it. It also waits no longer than that, so a wrong estimate costs at most twice
-   the move. It leaves an owner with a free slot only for a faster instance, by the same rule.
+   the move. A slot for which other conversations of its instance wait is free only after their
+   turns: if they exchanged their places, each would compute its prompt again. It then waits up to
+   half of its timeout. It leaves an owner with a free slot only for a faster instance, by the same
+   rule.
 2. A new conversation goes to an instance that owns less than 1.25 times its share plus one (without
    the extra one, the first few related conversations would be separated): first the one with most
    of the prompt in its cache, then the one that owns the fewest conversations, then the least busy.
@@ -32,6 +35,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Final
 
 from xxhash import xxh3_64_intdigest
@@ -49,6 +53,8 @@ _SHARE: Final = 1.25
 _SOONER: Final = 1.25
 # Computing fewer tokens is as fast as finding them in a cache.
 _WORTH_TOKENS: Final = 64
+# The share of its timeout after which a request takes also a slot that others wait for.
+_OVERDUE: Final = 0.5
 _HASHES: Final = 2**64
 
 # The instance whose slot a request takes, or None: it waits; and the seconds until it leaves its
@@ -65,6 +71,7 @@ class Candidates:
         policy: The rule.
         times: Average times for which requests hold a slot.
         trial_share: The share of conversations for instances on trial; 0 without a trial.
+        waiting: Requests in the queue, by the instance that owns their conversation.
     """
 
     def __init__(
@@ -74,6 +81,7 @@ class Candidates:
         policy: Policy,
         times: LeaseTimes,
         trial_share: float,
+        waiting: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.sets = sets
         without = sets.all
@@ -81,6 +89,7 @@ class Candidates:
             without &= ~some
         self.owners = {0: without, **owners}
         self.times = times
+        self._waiting = waiting
         self._policy = policy
         self._trial_share = trial_share
         self._bound_for: Counter[str] = Counter()
@@ -143,9 +152,14 @@ class Candidates:
         """Return the estimated seconds until an instance has the slots for a request."""
         if instance.can_take(request):
             return 0.0
-        name, slots = instance.upstream.name, instance.upstream.slots
-        turns = 1 + self._bound_for[name]
-        return turns * self.times.held_s / (slots * self.sets.weight(instance))
+        return self._turns_s(instance, 1 + self._bound_for[instance.upstream.name])
+
+    def others_wait_s(self, instance: RoutingTarget) -> float:
+        """Return the estimated seconds for the turns of all that wait for an instance."""
+        return self._turns_s(instance, self._waiting.get(instance.upstream.name, 0))
+
+    def _turns_s(self, instance: RoutingTarget, turns: int) -> float:
+        return turns * self.times.held_s / (instance.upstream.slots * self.sets.weight(instance))
 
     def _admissible(self, request: ProxyRequest) -> int:
         """Return the instances that may take a request."""
@@ -232,10 +246,13 @@ class _ByCache:
             faster = self._faster(owner, self._below_share)
             return (faster if faster and self._worth_s(owner, faster) < 0 else owner), None
         best = self._soonest(free, by_turn=True)
-        worth_s = self._worth_s(owner, best)
-        if self._model.free_in_s(owner, self._request) > worth_s or waited_s >= worth_s:
+        worth_s = longest_s = self._worth_s(owner, best)
+        if others_s := self._model.others_wait_s(best):
+            worth_s += others_s
+            longest_s = max(worth_s, _OVERDUE * self._request.queue_timeout_s)
+        if self._model.free_in_s(owner, self._request) > worth_s or waited_s >= longest_s:
             return best, None
-        return None, worth_s - waited_s
+        return None, longest_s - waited_s
 
     def _is_useful(self, instance: RoutingTarget) -> bool:
         return self._hint.cached_tokens(instance.bit) >= _WORTH_TOKENS

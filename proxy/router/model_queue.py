@@ -226,6 +226,7 @@ class ModelQueue:
     def _join(self, queued: QueuedRequest) -> None:
         """Put a request that found no slot into the queue; raises QueueFull."""
         queued.new_tokens = self._assignment.new_tokens(queued)
+        queued.owner = self._assignment.owner(queued)
         self._queue.join(queued)
         self.assign_slots()
         if queued.lease is not None:

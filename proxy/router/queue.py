@@ -35,7 +35,7 @@ from __future__ import annotations
 import asyncio
 import math
 from bisect import insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -73,6 +73,7 @@ class QueuedRequest:
     number: int = 0  # Its place among equal tags; set by the queue.
     lease: Lease | None = None
     new_tokens: int = 0  # Prompt tokens to compute, as expected when it joined.
+    owner: str | None = None  # The instance that owned its conversation when it joined.
     position: int = 0  # Place when it joined, from 1; 0 if it got a slot at once.
     # The owner for which it waits although another instance has a free slot, or None.
     awaited: RoutingTarget | None = None
@@ -129,6 +130,7 @@ class RequestQueue:
         self.model = model
         self.settings = settings
         self.count = 0  # The number of waiting requests.
+        self.by_owner: Counter[str] = Counter()  # Number of interactive ones, by `owner`.
         self._priorities: dict[Priority, _PriorityQueue] = {
             "interactive": _PriorityQueue(),
             "batch": _PriorityQueue(),
@@ -164,13 +166,13 @@ class RequestQueue:
             queue.number += 1
             queue.next_tags[client] = entry.tag + 1
         insort(queue.entries, entry, key=_turn)
-        self.count += 1
+        self._count(entry, 1)
 
     def leave(self, entry: QueuedRequest) -> None:
         queue, client = self._priorities[entry.request.priority], entry.request.client
         if entry in queue.entries:
             queue.entries.remove(entry)
-            self.count -= 1
+            self._count(entry, -1)
             if queue.next_tags.get(client) == entry.tag + 1:
                 queue.next_tags[client] = entry.tag
 
@@ -179,13 +181,18 @@ class RequestQueue:
         queue = self._priorities[entry.request.priority]
         clients = {waiting.request.client for waiting in queue.entries}
         queue.entries.remove(entry)
-        self.count -= 1
+        self._count(entry, -1)
         queue.time = max(queue.time + 1 / len(clients), entry.tag)
         if len(queue.next_tags) > len(clients) + _CLIENTS_MAX:
             later = ((client, tag) for client, tag in queue.next_tags.items() if tag > queue.time)
             queue.next_tags = dict(later)
         is_put_off = entry.request.priority == "interactive" and self.waiting("batch")
         self._turns = self._turns + 1 if is_put_off else 0
+
+    def _count(self, entry: QueuedRequest, change: int) -> None:
+        self.count += change
+        if entry.owner and entry.request.priority == "interactive":
+            self.by_owner[entry.owner] += change
 
     def order(self, now_s: float) -> Iterator[QueuedRequest]:
         return self._serve_order(
@@ -331,6 +338,8 @@ _PATIENCE: Final = 2.0
 _LEFT_S: Final = 30.0
 # With more waiting requests or instances, a request that waits for its owner chooses again only
 # when the owner has a free slot, or after `_LOOKS_AGAIN_S`: choices would cost more than they save.
+# With more waiting requests, the turns of those that wait for other instances count: of few, some
+# may wait for held slots, and estimates of their turns are poor.
 _FEW_WAIT: Final = 16
 _FEW_INSTANCES: Final = 16
 _LOOKS_AGAIN_S: Final = 0.25
@@ -387,6 +396,13 @@ class SlotAssignment:
             return 0
         hint = self.prefix_index.look_up(prompt, queued.session)
         return prompt.tokens - hint.cached_tokens(sum(instance.bit for instance in instances))
+
+    def owner(self, queued: QueuedRequest) -> str | None:
+        """Return the instance that owns a request's conversation; None if nothing depends on it."""
+        of_model = self.instances.of_model(self.queue.model)
+        if len(of_model.answering) < 2 or self.queue.settings.policy != "affinity":
+            return None
+        return self.prefix_index.look_up(queued.request.prompt, queued.session).owner
 
     def is_beside_free_slot(self) -> bool:
         """Return whether requests may wait for other prompts although a slot is free."""
@@ -665,7 +681,9 @@ class SlotAssignment:
 
     def _candidates(self, of_model: ModelInstances) -> Candidates:
         owners, policy = self.prefix_index.owners(self.queue.model), self.queue.settings.policy
-        return Candidates(of_model.sets, owners, policy, self.times, of_model.trial_share)
+        waiting: Mapping[str, int] = self.queue.by_owner if self.queue.count > _FEW_WAIT else {}
+        times, trial_share = self.times, of_model.trial_share
+        return Candidates(of_model.sets, owners, policy, times, trial_share, waiting)
 
     def _lease(
         self, queued: QueuedRequest, instance: RoutingTarget, hint: CacheHint | None, now_s: float

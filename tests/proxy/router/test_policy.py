@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from proxy.upstream.upstream import Node, Rates
 
 FULL: dict[str, Any] = {"slots": 2, "slots_in_use": 2}
 FREE: dict[str, Any] = {"slots": 2, "slots_in_use": 0}
+_TIMEOUT_S = 60.0
 
 
 # The instance whose slot the request takes, or None; when it leaves its owner, or None.
@@ -84,6 +87,7 @@ def choose(
     on_trial: bool = False,
     decode_s: float = 0.0,
     held_s: float = 0.0,
+    waiting: Mapping[str, int] = MappingProxyType({}),
 ) -> Choice:
     """Choose for a request; `decode_s` and `held_s` are averages of finished ones."""
     share = 0.999999 if on_trial else 1e-9
@@ -102,13 +106,13 @@ def choose(
         )
         for name in ("cached_tokens", "saved_tokens")
     )
-    request = ask("x" * 4 * tokens or "x")
+    request = ask("x" * 4 * tokens or "x", queue_timeout_s=_TIMEOUT_S)
     assert request.prompt
     request = replace(request, prompt=replace(request.prompt, tokens=tokens))
     hint = CacheHint(home, cached, saved=saved)
     has_trial = any(facts.is_on_trial for facts in everyone)
     sets = InstanceSets(instances, weights)
-    candidates = Candidates(sets, owners, policy, times, share if has_trial else 0.0)
+    candidates = Candidates(sets, owners, policy, times, share if has_trial else 0.0, waiting)
     found, moves_in_s = candidates.choice(request, (), hint, waited_s)
     return found.upstream.name if found else None, moves_in_s
 
@@ -121,8 +125,18 @@ def chosen(
     waited_s: float = 0.0,
     decode_s: float = 0.0,
     held_s: float = 0.0,
+    waiting: Mapping[str, int] = MappingProxyType({}),
 ) -> Choice:
-    return choose(policy, candidates, tokens, home, waited_s, decode_s=decode_s, held_s=held_s)
+    return choose(
+        policy,
+        candidates,
+        tokens,
+        home,
+        waited_s,
+        decode_s=decode_s,
+        held_s=held_s,
+        waiting=waiting,
+    )
 
 
 def test_a_conversation_goes_home_however_busy_home_is() -> None:
@@ -130,6 +144,18 @@ def test_a_conversation_goes_home_however_busy_home_is() -> None:
         "home", slots=4, slots_in_use=3, conversations=9, cached_tokens=900, backlog_tokens=5000
     )
     assert chosen(home, Candidate("idle", **FREE), home="home") == ("home", None)
+
+
+def test_a_slot_that_others_wait_for_is_free_only_after_their_turns() -> None:
+    home = Candidate("home", **FULL, cached_tokens=900)
+    other = Candidate("other", **FREE)
+    choice = functools.partial(chosen, held_s=40.0, home="home")
+    assert choice(home, other) == ("other", None)
+    waits = functools.partial(choice, waiting={"other": 1})
+    assert waits(home, other, waited_s=10.0) == (None, _TIMEOUT_S / 2 - 10)
+    assert waits(home, other, waited_s=_TIMEOUT_S / 2) == ("other", None)
+    # Its only slot comes free in 40 s, the two of the other one in 20 s on average.
+    assert waits(replace(home, slots=1, slots_in_use=1), other) == ("other", None)
 
 
 def test_home_is_waited_for_as_long_as_the_move_would_cost() -> None:

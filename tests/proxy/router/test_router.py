@@ -226,6 +226,38 @@ def test_who_waits_for_a_busy_home_goes_elsewhere_in_the_end() -> None:
     run_in_virtual_time(main())
 
 
+def test_of_many_that_wait_a_slot_goes_to_a_conversation_of_its_instance() -> None:
+    async def main() -> None:
+        router = Router(clock=asyncio.get_running_loop().time)
+        stories = {name: f"{name} " * 3000 for name in ("a", "b")}
+        served: list[tuple[str, str]] = []
+
+        async def go_on(name: str, number: int) -> None:
+            async with router.lease(ask(stories[name], "yes", f"go on {number}")) as lease:
+                served.append((name, lease.upstream.name))
+                await asyncio.sleep(1)
+                router.finish(lease)
+
+        async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
+            leases: dict[str, Lease] = {}
+            for name, story in stories.items():
+                router.admit(upstream(name))
+                leases[name] = await stack.enter_async_context(router.lease(ask(story)))
+                assert leases[name].upstream.name == name
+            for name in stories:
+                for number in range(10):
+                    group.create_task(go_on(name, number))
+            await asyncio.sleep(20)  # longer than any prompt takes
+            router.finish(leases["b"])
+            await settle()
+            assert served == [("b", "b")]
+            router.finish(leases["a"])
+            await settle()
+            assert served == [("b", "b"), ("a", "a")]
+
+    run_in_virtual_time(main())
+
+
 async def test_a_place_in_line_and_the_wait_for_it_are_known() -> None:
     now_s = 100.0
     router = Router(clock=lambda: now_s)
