@@ -1,18 +1,21 @@
-"""Results of simulation runs, as the rows of a table."""
+"""Figures of simulation runs."""
 
 from __future__ import annotations
 
 import gc
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
+from typing import Final
 
 from support.virtual_time import run_in_virtual_time
 
-from scripts.simulation.processor_time import percentile_us
 from scripts.simulation.run import Case, Run
+
+# A request is good if its first token comes within this time.
+GOOD_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,33 +43,62 @@ def simulate(case: Case) -> Figures:
 
 def _facts(run: Run) -> dict[str, float]:
     facts = run.facts
-    waits = sorted(facts.waits_s)
     return {
         "requests": facts.requests,
         "lost": facts.requests - facts.answered - facts.failed,
         "failed": facts.failed,
         "prefilled": facts.prefilled,
-        "of ideal": facts.prefilled / facts.ideal,
+        "of ideal": facts.prefilled / max(1, facts.ideal),
         "nodes": fairness(list(facts.work.values()), run.case.nodes),
         "clients": fairness([statistics.fmean(entry) for entry in facts.slowdown.values()]),
-        "waited": sum(wait > 0 for wait in waits) / len(waits),
-        "wait p99": waits[int(0.99 * (len(waits) - 1))],
+        "waited": sum(wait > 0 for wait in facts.waits_s) / max(1, len(facts.waits_s)),
+        "wait p99": percentile(facts.waits_s, 0.99),
         "repeated": facts.repeated,
         "retried": facts.retried,
         "cut": facts.cut,
+        "found": facts.found / max(1, facts.returned),
+        "digest reads per s": run.digest_costs.reads / facts.virtual_s,
+        "digest bytes": run.digest_costs.read_bytes / facts.requests,
+        **_stages(run),
     }
+
+
+def _stages(run: Run) -> dict[str, float]:
+    """Return the first tokens of each stage of a benchmark, and of all but the first."""
+    by_rate, seconds = run.facts.first_tokens_s, run.facts.stages_s
+    found: dict[str, float] = {}
+    stages: dict[str, tuple[Sequence[float], float]] = {
+        f"{rate}": (by_rate[rate], seconds[rate]) for rate in seconds if rate
+    }
+    counted = [rate for rate in by_rate if rate] or list(by_rate)
+    total_s = sum(seconds.get(rate, run.facts.virtual_s) for rate in counted)
+    stages["all"] = [wait_s for rate in counted for wait_s in by_rate[rate]], total_s
+    for name, (waits_s, took_s) in stages.items():
+        found[f"first token {name}"] = statistics.fmean(waits_s)
+        found[f"first token p90 {name}"] = percentile(waits_s, 0.9)
+        found[f"answers per s {name}"] = len(waits_s) / took_s
+        found[f"good per s {name}"] = sum(wait_s <= GOOD_S for wait_s in waits_s) / took_s
+    return found
 
 
 def _costs(run: Run) -> dict[str, float]:
-    index = run.router.cache
+    index, requests = run.fronts[0].cache, run.facts.requests
     decisions = run.times.decisions
+    digests_ns = sum(run.times.digests) + run.digest_costs.written_ns
     return {
-        "decision p50": percentile_us(decisions, 0.5),
-        "decision p99": percentile_us(decisions, 0.99),
-        "request": (sum(decisions) + sum(run.times.ends)) / 1000 / run.facts.requests,
+        "decision p50": percentile(decisions, 0.5) / 1000,
+        "decision p99": percentile(decisions, 0.99) / 1000,
+        "request": (sum(decisions) + sum(run.times.ends)) / 1000 / requests,
+        "digests": digests_ns / 1000 / requests,
         "index": len(index),
         "index MB": size_bytes(index) / 1e6,
+        "reports MB": size_bytes(index.remote) / 1e6,
     }
+
+
+def percentile(values: Iterable[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[int(share * (len(ordered) - 1))] if ordered else 0.0
 
 
 def fairness(shares: Sequence[float], count: int | None = None) -> float:

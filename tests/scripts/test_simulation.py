@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from scripts.simulation.engine import Machine
 from scripts.simulation.outcome import fairness, simulate
 from scripts.simulation.run import Case
 
@@ -26,6 +29,29 @@ def test_a_lost_node_costs_its_cached_tokens_and_no_request() -> None:
     assert 0 < facts["repeated"] < 0.3 * facts["prefilled"]
     assert 0 < facts["retried"] + facts["cut"] <= 4
     assert simulate(case).facts == facts  # the same for a seed
+
+
+# Replicas of llm-d's benchmark, and its first requests, at their published rates.
+REPLICA = Machine(64, 5000, 90, 0.04, cache_tokens=307_328, is_paged=True)
+BEGINNING = Case(8, 0, 3, stages=((15, 50), (15, 10)), machine=REPLICA)
+
+
+def test_shared_prefixes_are_found_as_an_oracle_finds_them() -> None:
+    ours, best, least_busy = (
+        simulate(replace(BEGINNING, policy=policy)).facts
+        for policy in ("affinity", "oracle", "least-busy")
+    )
+    assert ours["failed"] == 0
+    assert ours["prefilled"] < 1.2 * best["prefilled"] < 0.5 * least_busy["prefilled"]
+    assert best["first token all"] <= ours["first token all"] < 0.5 * least_busy["first token all"]
+
+
+def test_a_front_finds_what_another_one_sent_by_digests_alone() -> None:
+    case = Case(8, 60, 3, fronts=2)
+    cases = case, replace(case, has_digests=True), replace(case, is_sticky=True)
+    unknown, told, same_front = (simulate(each).facts["found"] for each in cases)
+    assert unknown < 0.7
+    assert min(told, same_front) > 0.95
 
 
 def test_fairness_is_one_where_all_have_the_same() -> None:
