@@ -2,7 +2,8 @@
 
 The layers of `make` are those of Llama 3.1 8B in Q4_0; all share one set of random weights, so
 that writing takes as long as the disk. The vocabulary has 32 000 tokens. The model of `make_light`
-has the KV cache of Llama 3.1 8B, 128 KiB for a token in f16, and next to no weights.
+has the KV cache of Llama 3.1 8B, 128 KiB for a token in f16, and next to no weights; that of
+`make_light_hybrid` the cache and recurrent states of Qwen 3.5 9B, 32 KiB for a token and 50 MiB.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Final
 import gguf
 import numpy as np
 from numpy.typing import NDArray
-from support import tiny_gguf
+from support import tiny_gguf, tiny_hybrid
 from support.tiny_gguf import CHAT_TEMPLATE, add_tokenizer, vocabulary
 
 EMBD, LAYERS, HEADS, KV_HEADS, FF = 4096, 32, 32, 8, 14336
@@ -75,6 +76,21 @@ def make_light(path: Path, *, ctx: int = 131_072) -> Path:
     add_tokenizer(writer, tokens, types, CHAT_TEMPLATE)
     tiny_gguf.write(writer, _light_tensors(tokens, types))
     return path
+
+
+def make_light_hybrid(path: Path, *, ctx: int = 131_072) -> Path:
+    """Write a model of 110 MB with the cache and states of Qwen 3.5 9B, and return its path."""
+    qwen = tiny_hybrid.Geometry(
+        layers=32,
+        interval=4,
+        heads=16,
+        kv_heads=4,
+        head=256,
+        state=128,
+        key_heads=16,
+        value_heads=32,
+    )
+    return tiny_hybrid.make(path, ctx=ctx, geometry=qwen)
 
 
 def _light_tensors(tokens: list[str], types: list[int]) -> Iterator[tuple[str, NDArray[Any]]]:

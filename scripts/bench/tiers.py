@@ -80,13 +80,18 @@ def main() -> int:
     large = parser.add_argument_group("with --large")
     large.add_argument("--sizes", type=int, nargs="+", default=tiers_large.SIZES, metavar="TOKENS")
     large.add_argument("--caches", nargs="+", default=["f16"], choices=["f16", "q8_0"])
+    large.add_argument("--hybrid", action="store_true", help="a Qwen 3.5 instead of a Llama 3.1")
     large.add_argument("--disk-mib-s", type=int, metavar="N", help="limit of the disk (root)")
     large.add_argument("--disk-room-mib", type=int, metavar="N", help="size of the disk (root)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
     options = parser.parse_args()
     if options.large:
         found_large = tiers_large.measure(
-            options.sizes, options.caches, options.disk_mib_s, options.disk_room_mib
+            options.sizes,
+            options.caches,
+            options.disk_mib_s,
+            options.disk_room_mib,
+            is_hybrid=options.hybrid,
         )
         tiers_large.show(found_large)
         return _finish(found_large, options.json)

@@ -1,7 +1,8 @@
 """Saves and restores conversations of the size that an 8B model makes: 128 KiB a token in f16.
 
-The model has the KV cache of Llama 3.1 8B and next to no weights (`large_model.make_light`), so it
-computes prompts much faster than a real model: this measures the time of files.
+The model has the KV cache of Llama 3.1 8B, or that and the recurrent states of Qwen 3.5 9B, and
+next to no weights (`large_model`), so it computes prompts much faster than a real model: this
+measures the time of files.
 
 For each size, a conversation is computed (cold), and saved by its idle engine. A stream of another
 conversation then shows how long an engine stands still while it saves the first one. Daemon and
@@ -57,9 +58,15 @@ Row = dict[str, float]
 
 
 def measure(
-    sizes: Sequence[int], caches: Sequence[str], disk_mib_s: int | None, room_mib: int | None
+    sizes: Sequence[int],
+    caches: Sequence[str],
+    disk_mib_s: int | None,
+    room_mib: int | None,
+    *,
+    is_hybrid: bool,
 ) -> Result:
     """Measure each size with each type of cache, on a slow or small disk if given."""
+    make = large_model.make_light_hybrid if is_hybrid else large_model.make_light
     rows: dict[str, Row] = {}
     not_measured: dict[str, str] = {}
     with (
@@ -67,7 +74,7 @@ def measure(
         _slow_disk(disk_mib_s, Path(directory)),
         _small_disk(room_mib) as small,
     ):
-        model = large_model.make_light(Path(directory, "light.gguf"))
+        model = make(Path(directory, "light.gguf"))
         for cache in caches:
             for size in sizes:
                 name = f"{size} tokens, {cache}"
@@ -82,7 +89,7 @@ def measure(
         for title in titles
     ]
     goals = {} if small else _goals(rows)  # a full disk holds nothing
-    return Result(figures, goals, not_measured, [_NOTE])
+    return Result(figures, goals, not_measured, [_HYBRID_NOTE if is_hybrid else _NOTE])
 
 
 def show(result: Result) -> None:
@@ -361,6 +368,10 @@ def _goals(rows: Mapping[str, Row]) -> Mapping[str, bool]:
     return goals
 
 
+_HYBRID_NOTE: Final = (
+    "A model with the KV cache and recurrent states of Qwen 3.5 9B and next to no weights: its "
+    "prompts are computed faster than a real one's on the same processor."
+)
 _NOTE: Final = (
     "A model with the KV cache of Llama 3.1 8B and next to no weights: its prompts are computed "
     "faster than a real one's on the same processor, so the ratio is a lower bound there. The "

@@ -7,6 +7,7 @@ the architecture of LFM2 or Jamba, or of Mamba: two layers with a recurrent stat
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -22,11 +23,37 @@ _EMBD: Final = 64
 _FF: Final = 128
 _HEADS: Final = 2
 _HEAD: Final = 32
-_STATE: Final = 16  # of each head of the recurrent layer
+_STATE: Final = 16
 _CONV: Final = 4
 _RANK: Final = 4
 _LAYERS: Final = 2
-_TRUNK: Final = tuple(f"blk.{layer}." for layer in range(_LAYERS))
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The shape of a Qwen 3.5, apart from its widths.
+
+    Attributes:
+        layers: Every `interval`-th has a KV cache, the others a recurrent state.
+        heads: Of a layer with a KV cache, whose keys and values have `kv_heads` of `head` numbers.
+        state: Numbers in a row of the state of each of `value_heads`; it has as many rows.
+    """
+
+    layers: int = _LAYERS
+    interval: int = 2
+    heads: int = _HEADS
+    kv_heads: int = _HEADS
+    head: int = _HEAD
+    state: int = _STATE
+    key_heads: int = _HEADS
+    value_heads: int = _HEADS
+
+    @property
+    def inner(self) -> int:
+        return self.value_heads * self.state
+
+
+_TINY: Final = Geometry()
 
 
 def make(
@@ -36,6 +63,7 @@ def make(
     ctx: int = 2048,
     drafts: bool = False,
     chat_template: str = tiny_gguf.CHAT_TEMPLATE,
+    geometry: Geometry = _TINY,
 ) -> Path:
     """Write a GGUF and return its path.
 
@@ -45,8 +73,9 @@ def make(
         ctx: Context length the model claims to be trained for, in tokens.
         drafts: Whether it has a layer that drafts; with mode `cycle` its drafts are right.
         chat_template: The template to store.
+        geometry: Its layers, heads and states.
     """
-    return _write(path, mode, ctx, drafts=drafts, chat_template=chat_template)
+    return _write(path, mode, ctx, geometry, drafts=drafts, chat_template=chat_template)
 
 
 def make_other(
@@ -157,13 +186,14 @@ def _other_blocks(
 
 def make_drafts(path: Path) -> Path:
     """Write the layer that drafts alone, for the model of mode `cycle`, and return its path."""
-    return _write(path, "cycle", 2048, drafts=True, has_trunk=False)
+    return _write(path, "cycle", 2048, _TINY, drafts=True, has_trunk=False)
 
 
 def _write(
     path: Path,
     mode: tiny_gguf.Mode,
     ctx: int,
+    geometry: Geometry,
     *,
     drafts: bool,
     has_trunk: bool = True,
@@ -174,61 +204,62 @@ def _write(
     writer.add_name(f"tiny hybrid {mode}")
     writer.add_context_length(ctx)
     writer.add_embedding_length(_EMBD)
-    writer.add_block_count(_LAYERS + drafts)
+    writer.add_block_count(geometry.layers + drafts)
     writer.add_feed_forward_length(_FF)
-    writer.add_head_count(_HEADS)
-    writer.add_head_count_kv(_HEADS)
-    writer.add_key_length(_HEAD)
-    writer.add_value_length(_HEAD)
+    writer.add_head_count(geometry.heads)
+    writer.add_head_count_kv(geometry.kv_heads)
+    writer.add_key_length(geometry.head)
+    writer.add_value_length(geometry.head)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(_HEAD)
     writer.add_rope_dimension_sections([6, 5, 5, 0])
     writer.add_ssm_conv_kernel(_CONV)
-    writer.add_ssm_state_size(_STATE)
-    writer.add_ssm_group_count(_HEADS)
-    writer.add_ssm_time_step_rank(_HEADS)
-    writer.add_ssm_inner_size(_HEADS * _STATE)
-    writer.add_uint32(f"{_ARCHITECTURE}.full_attention_interval", _LAYERS)
+    writer.add_ssm_state_size(geometry.state)
+    writer.add_ssm_group_count(geometry.key_heads)
+    writer.add_ssm_time_step_rank(geometry.value_heads)
+    writer.add_ssm_inner_size(geometry.inner)
+    writer.add_uint32(f"{_ARCHITECTURE}.full_attention_interval", geometry.interval)
     if drafts:
         writer.add_uint32(f"{_ARCHITECTURE}.nextn_predict_layers", 1)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
     tiny_gguf.add_tokenizer(writer, tokens, types, chat_template)
-    found = _tensors(mode, tokens, types, drafts=drafts).items()
-    kept = ((name, entry) for name, entry in found if has_trunk or not name.startswith(_TRUNK))
+    found = _tensors(mode, tokens, types, geometry, drafts=drafts).items()
+    trunk = tuple(f"blk.{layer}." for layer in range(geometry.layers))
+    kept = ((name, entry) for name, entry in found if has_trunk or not name.startswith(trunk))
     tiny_gguf.write(writer, kept)
     return path
 
 
 def _tensors(
-    mode: tiny_gguf.Mode, tokens: list[str], types: list[int], *, drafts: bool
+    mode: tiny_gguf.Mode, tokens: list[str], types: list[int], shape: Geometry, *, drafts: bool
 ) -> dict[str, Array]:
     random = np.random.default_rng(0)
 
     matrix, onto_stream = _weights(mode, random)
 
     def attention() -> dict[str, Array]:
-        width = _HEADS * _HEAD
+        width, kv_width = shape.heads * shape.head, shape.kv_heads * shape.head
         return {
             "attn_q.weight": matrix(2 * width, _EMBD),  # with a gate
-            "attn_k.weight": matrix(width, _EMBD),
-            "attn_v.weight": matrix(width, _EMBD),
+            "attn_k.weight": matrix(kv_width, _EMBD),
+            "attn_v.weight": matrix(kv_width, _EMBD),
             "attn_output.weight": onto_stream(width),
-            "attn_q_norm.weight": np.ones(_HEAD, np.float32),
-            "attn_k_norm.weight": np.ones(_HEAD, np.float32),
+            "attn_q_norm.weight": np.ones(shape.head, np.float32),
+            "attn_k_norm.weight": np.ones(shape.head, np.float32),
         }
 
     def recurrent() -> dict[str, Array]:
-        width = _HEADS * _STATE
+        width = shape.inner + 2 * shape.key_heads * shape.state
         return {
-            "attn_qkv.weight": matrix(3 * width, _EMBD),
-            "attn_gate.weight": matrix(width, _EMBD),
-            "ssm_conv1d.weight": matrix(3 * width, _CONV).astype(np.float32),
-            "ssm_dt.bias": np.zeros(_HEADS, np.float32),
-            "ssm_a": np.full(_HEADS, -0.01, np.float32),  # it forgets slowly
-            "ssm_alpha.weight": matrix(_HEADS, _EMBD),
-            "ssm_beta.weight": matrix(_HEADS, _EMBD),
-            "ssm_norm.weight": np.ones(_STATE, np.float32),
-            "ssm_out.weight": onto_stream(width),
+            "attn_qkv.weight": matrix(width, _EMBD),
+            "attn_gate.weight": matrix(shape.inner, _EMBD),
+            "ssm_conv1d.weight": matrix(width, _CONV).astype(np.float32),
+            "ssm_dt.bias": np.zeros(shape.value_heads, np.float32),
+            "ssm_a": np.full(shape.value_heads, -0.01, np.float32),  # it forgets slowly
+            "ssm_alpha.weight": matrix(shape.value_heads, _EMBD),
+            "ssm_beta.weight": matrix(shape.value_heads, _EMBD),
+            "ssm_norm.weight": np.ones(shape.state, np.float32),
+            "ssm_out.weight": onto_stream(shape.inner),
         }
 
     def draft() -> dict[str, Array]:
@@ -239,7 +270,10 @@ def _tensors(
 
     norm = np.ones(_EMBD, np.float32)
     embedding, output = tiny_gguf.ends(mode, tokens, types, _EMBD, random)
-    blocks = [recurrent(), attention()]
+    blocks = [
+        attention() if layer % shape.interval == 0 else recurrent()
+        for layer in range(1, shape.layers + 1)
+    ]
     if drafts:
         blocks.append(attention() | draft())
     found = {
