@@ -8,6 +8,10 @@ from typing import Final, Literal, Protocol
 
 from proxy.errors import BadRequest
 
+# In place of a client: loading, warming up and filling slots with prompts; next turns computed
+# ahead; prompts computed for slot files; checks, calibration and all else between requests.
+InternalWork = Literal["(warming)", "(ahead)", "(files)", "(checks)"]
+
 LIMIT_MAX: Final = 10_000
 
 # The figures of one request by name; each value can be JSON.

@@ -35,6 +35,7 @@ from proxy.errors import (
     UpstreamUnconnected,
 )
 from proxy.observe.cache_finding import CacheFinding, Tier
+from proxy.observe.past import InternalWork
 from proxy.observe.record import InFlight, InFlightRequest
 from proxy.request.request import ProxyRequest
 from proxy.request.variants import MARK
@@ -454,11 +455,6 @@ class Lease(InFlightRequest):
         return (self, *self.beside)
 
     @property
-    def client(self) -> str:
-        """Whom its use is accounted to; empty for work of our own."""
-        return "" if self.request.is_background else self.request.client
-
-    @property
     def beginning(self) -> int:
         """The hash of the beginning that it may compute for others; 0 without a prompt."""
         prompt, of_all = self.request.prompt, self.request.is_branch
@@ -699,7 +695,7 @@ class Tokens:
 class SlotUse:
     """One request on one instance, from its lease until its slots were idle."""
 
-    client: str  # The name of an API key, or an address; empty for work of our own.
+    client: str | InternalWork  # Otherwise the name of an API key, or an address.
     model: str
     instance: str
     tokens: Tokens
@@ -715,13 +711,13 @@ def slot_use(lease: Lease, slots: int, held: Iterable[int]) -> SlotUse:
 
     It held `slots` slots; `held` are the tokens in each idle slot of the engine, if it was cut off.
     """
-    tokens, is_exact = lease.reported_tokens, True
+    tokens, is_exact = lease.reported_tokens, not lease.request.is_background
     if not lease.is_reported:
         rest, is_exact = cut_off_tokens(lease.progress, held)
         tokens += rest
     slot_s = (lease.clock() - lease.began_at_s) * slots
     model, name, is_cut_off = lease.request.model, lease.upstream.name, not lease.is_reported
-    return SlotUse(lease.client, model, name, tokens, slot_s, is_exact, is_cut_off)
+    return SlotUse(lease.request.client, model, name, tokens, slot_s, is_exact, is_cut_off)
 
 
 def cut_off_tokens(progress: ResponseProgress, held: Iterable[int]) -> tuple[Tokens, bool]:

@@ -35,7 +35,7 @@ import asyncio
 import math
 import re
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -67,7 +67,7 @@ from proxy.request.chat_form import (
 )
 from proxy.request.request import ProxyRequest
 from proxy.router.engine_faults import ListSlots
-from proxy.router.lease import Clock, Lease, RoutingTarget
+from proxy.router.lease import Clock, Lease, RoutingTarget, SlotUse, Tokens
 from proxy.router.registry import InstanceTasks
 from proxy.router.slot_saver import SlotSaver
 from proxy.settings import ProxySettings
@@ -164,7 +164,7 @@ class _Turn:
     computed_tokens: int = 0  # Those of them that were computed ahead.
 
 
-@dataclass(slots=True, eq=False)
+@define(eq=False)
 class _Work:
     """The work on one next turn; it holds the slot once that is reserved."""
 
@@ -175,7 +175,7 @@ class _Work:
     response: UpstreamResponse | None = None
     is_aborted: bool = False
     tokens: int = 0  # Tokens of the next turn in the slot.
-    computed_tokens: int = 0
+    used: Tokens = field(factory=Tokens)
 
     def give_back(self, now_s: float) -> None:
         """Free the slot, which holds the conversation even if the work is not done."""
@@ -204,6 +204,8 @@ class NextTurns:
     _tasks: InstanceTasks
     _emit: Emit
     _is_on_battery: Callable[[], bool]
+    _slots_taken: Callable[[Hashable, Upstream, int], None]
+    _slots_freed: Callable[[Hashable, SlotUse], None]
     running: dict[RoutingTarget, _Work] = field(factory=dict, init=False)
     _turns: OrderedDict[Conversation, _Turn] = field(factory=OrderedDict, init=False)
     _sent_back: OrderedDict[tuple[str, str, EndpointKind], SentBack] = field(
@@ -355,6 +357,7 @@ class NextTurns:
             return False
         turn.tries += 1
         work = self.running[instance] = _Work(conversation, slot_map)
+        self._slots_taken(work, upstream, 1)
         try:
             with suppress(ProxyError, InvalidEvent):  # a request reports the fault
                 await self._run(instance, work, turn, turn.exchange)
@@ -362,7 +365,18 @@ class NextTurns:
             duration_s, counts = self._clock() - now_s, self.counts[upstream.model]
             budget.spend(duration_s)
             counts.duration_s += duration_s
-            counts.computed_tokens += work.computed_tokens
+            counts.computed_tokens += work.used.prompt
+            self._slots_freed(
+                work,
+                SlotUse(
+                    "(ahead)",
+                    upstream.model,
+                    upstream.name,
+                    work.used,
+                    duration_s,
+                    is_exact=not work.is_aborted,
+                ),
+            )
             if self.running.get(instance) is work:
                 del self.running[instance]
                 work.give_back(self._clock())
@@ -400,7 +414,9 @@ class NextTurns:
             if timings is None or work.is_aborted:
                 return
             work.tokens = timings.cached_tokens + timings.prompt_tokens
-            work.computed_tokens += timings.prompt_tokens
+            work.used += Tokens(
+                timings.prompt_tokens, timings.cached_tokens, timings.decoded_tokens
+            )
             if is_first and turn.tries == 1:
                 self._note_kept(upstream.model, turn, timings)
             is_first = False
@@ -411,14 +427,14 @@ class NextTurns:
                 upstream, read, None, CacheHint(conversation=work.conversation)
             )
             work.slot_map.set_conversation(work.slot, work.conversation, work.tokens, read.blocks)
-        turn.ahead_tokens, turn.computed_tokens = work.tokens, work.computed_tokens
+        turn.ahead_tokens, turn.computed_tokens = work.tokens, work.used.prompt
         self.counts[upstream.model].computed += 1
         self._emit(
             "next_turn.computed",
             instance=upstream.name,
             model=upstream.model,
             tokens=work.tokens,
-            computed=work.computed_tokens,
+            computed=work.used.prompt,
             duration_ms=round(1000 * (self._clock() - began_at_s), 1),
         )
 

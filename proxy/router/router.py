@@ -49,6 +49,7 @@ from proxy.errors import (
     UpstreamShutDown,
 )
 from proxy.observe.cache_finding import TOKENS_MIN, NoFile
+from proxy.observe.past import InternalWork
 from proxy.observe.record import Emit, discard
 from proxy.request.request import ProxyRequest
 from proxy.router.engine_faults import (
@@ -130,13 +131,14 @@ class RouterSignals:
         self.charged = Signal[[str, int]]()
 
 
-def _background_request(upstream: Upstream) -> ProxyRequest:
+def _background_request(upstream: Upstream, work: InternalWork) -> ProxyRequest:
     """Return a request that stays on this machine and loads nothing, like a forwarded one."""
     return ProxyRequest(
         request_id=f"warm-{upstream.name}",
         path="/v1/chat/completions",
         kind=EndpointKind.CHAT,
         model=upstream.model,
+        client=work,
         priority="batch",
         queue_timeout_s=_PATIENCE_S,
         is_from_proxy=True,
@@ -218,6 +220,8 @@ class Router:
             tasks=self._tasks,
             emit=emit,
             is_on_battery=is_on_battery,
+            slots_taken=self.signals.slots_taken,
+            slots_freed=self.signals.slots_freed,
         )
         # The number of conversations that were not saved, by model and reason.
         self.saves_skipped: Mapping[tuple[str, NoFile], int] = self._saver.skipped
@@ -362,7 +366,7 @@ class Router:
         return any(lease.conversation_number in numbers for lease in leases)
 
     @asynccontextmanager
-    async def background_lease(self, name: str) -> AsyncIterator[IsPreempted]:
+    async def background_lease(self, name: str, work: InternalWork) -> AsyncIterator[IsPreempted]:
         """Hold a slot of one instance for work of our own.
 
         The block gets a function that returns True once a client needs the slot, or the instance is
@@ -376,7 +380,7 @@ class Router:
         ours = others.pop(name, None)
         if ours is None:
             raise UpstreamShutDown(name)
-        async with self.lease(_background_request(ours), others) as lease:
+        async with self.lease(_background_request(ours, work), others) as lease:
             if lease.upstream.name != name:
                 self.finish(lease)
                 raise UpstreamShutDown(name)
@@ -684,7 +688,7 @@ class Router:
             lease.is_taken = False
             use = slot_use(lease, 1 + len(lease.beside), held)
             self.signals.slots_freed(lease, use)
-            if self.signals.charged and use.client:
+            if self.signals.charged and use.client and not lease.request.is_background:
                 self.signals.charged(use.client, use.tokens.total)
         self.queues[lease.request.model].release(lease)
         if lease.place and isinstance(lease.cut_by, SlotYielded):

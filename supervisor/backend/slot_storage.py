@@ -128,7 +128,7 @@ class PromptWarmerAdapter(Part):
                 with suppress(EngineUnreachable):
                     filled.append(await prefill_slot(client, prompt))
 
-        async with self._router.background_lease(name) as is_preempted:
+        async with self._router.background_lease(name, "(files)") as is_preempted:
             await run_until_preempted(compute(), is_preempted)
             for slot in filter(None, filled):
                 await self._save(upstream, slot, its)

@@ -1,12 +1,11 @@
 """Records requests' use of engines, when their slots become free; reads records for the proxy.
 
 The processor time between two readings is shared among the requests that held slots between them,
-by their slots and by how long they held them. Time without a request is the engine's own: loading,
-warming.
+by their slots and by how long they held them. Internal work that holds a slot is a request, too.
 
-Tokens that an engine counted and no request used have a separate account: warming, health checks,
-calibration. They are read from the engine's counters while no request holds a slot, so that the
-accounts add up to the engine's counters.
+Time and tokens that no request used have separate accounts: `(warming)` until an engine serves,
+then `(checks)`. The tokens are read from the engine's counters while no request holds a slot, so
+that the accounts add up to the engine's counters.
 
 The router calls `UsageRecorder`, so nothing there may wait, and it uses no event that may be
 dropped.
@@ -27,7 +26,7 @@ from prometheus_client import Metric
 
 from proxy.errors import BadRequest, StorageFailed, Unavailable, quote
 from proxy.observe.metrics import counter
-from proxy.observe.past import HistoryQuery, RatesQuery, StoredRequest
+from proxy.observe.past import HistoryQuery, InternalWork, RatesQuery, StoredRequest
 from proxy.router.lease import Lease, SlotUse, Tokens
 from proxy.upstream.upstream import Upstream
 from supervisor.backend.models import without_directories
@@ -38,9 +37,9 @@ from supervisor.events import Event, Part
 from supervisor.fleet.fleet import Fleet
 from supervisor.records.usage import (
     BY_DEFAULT,
+    INTERNAL_WORK,
     NO_KEY,
     OTHERS,
-    OWN_WORK,
     By,
     Query,
     Usage,
@@ -64,6 +63,7 @@ class EngineUse:
     turn: int = 0  # changes whenever a request begins
     is_due: bool = True  # whether it may have counted tokens that are not attributed
     own_s: float = 0.0  # processor time of no request
+    own_work: InternalWork = "(warming)"  # what it does without requests
     # of each request that holds slots: their number, since when, and its processor time
     holders: dict[Hashable, tuple[int, float, float]] = field(default_factory=dict)
     _read_s: float = 0.0
@@ -98,12 +98,12 @@ class EngineUse:
         """Attribute the rest of the engine's counters; return the parts, and the own time in s.
 
         Unattributed tokens are split among the requests without token counts, by slot time; without
-        such requests they count as the supervisor's own. Tokens that the engine did not count are
-        taken from the requests that were cut off.
+        such requests they count as `own_work`. Tokens that the engine did not count are taken from
+        the requests that were cut off.
         """
         missing = _excess_tokens(counted, self.attributed)
         surplus = _excess_tokens(self.attributed, counted)
-        parts = [*share_tokens(missing, self.untold or {OWN_WORK: 1.0}).items()]
+        parts = [*share_tokens(missing, self.untold or {self.own_work: 1.0}).items()]
         self.attributed += missing
         if surplus.total and self.cut_off:
             found = share_tokens(surplus, self.cut_off).items()
@@ -212,7 +212,7 @@ class UsageRecorder(Part):
 
     def answered(self, lease: Lease) -> None:
         """Add a request and its tokens before its client has the last of the response."""
-        if not (self._is_on() and lease.client):
+        if not self._is_on():
             return
         tokens = Tokens()
         if lease.is_taken:
@@ -222,7 +222,7 @@ class UsageRecorder(Part):
         requests = 0 if request.request_id in self._counted else 1
         self._counted.add(request.request_id)
         used = _usage(tokens)._replace(requests=requests)
-        self._add(self._key(lease.client), request.model, used)
+        self._add(self._key(request.client), request.model, used)
 
     def slots_freed(self, lease: Hashable, use: SlotUse) -> None:
         added = self._answered.pop(lease, None)
@@ -288,12 +288,14 @@ class UsageRecorder(Part):
         if counted is None or not is_same:
             return
         self._read_cpu(engine)
+        own_work = engine.own_work
         parts, own_s = engine.take_rest(counted)
         for key, tokens in parts:
             if tokens != Tokens():
                 self._add(key, engine.model, _usage(tokens))
         if own_s:
-            self._add(OWN_WORK, engine.model, Usage(cpu_s=own_s))
+            self._add(own_work, engine.model, Usage(cpu_s=own_s))
+        engine.own_work = "(checks)"
 
     def _engine(self, instance: str, model: str) -> EngineUse:
         pid, found = self._engines.pid(instance), self._by_instance.get(instance)
@@ -307,9 +309,8 @@ class UsageRecorder(Part):
             engine.read_cpu(cpu_s, time.monotonic())
 
     def _key(self, client: str) -> str:
-        if not client:
-            return OWN_WORK
-        return client if self._has_keys else NO_KEY
+        is_known = client in INTERNAL_WORK or (self._has_keys and client)
+        return client if is_known else NO_KEY
 
     def _add(self, key: str, model: str, usage: Usage) -> None:
         self._records.add_usage(key, model, usage)

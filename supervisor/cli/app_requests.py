@@ -298,6 +298,7 @@ def usage(  # noqa: PLR0913, PLR0917 (a command has its options)
     since: Annotated[str | None, Option(metavar="DAY")] = None,
     key: Annotated[str | None, word("key", "--key")] = None,
     model: Annotated[str | None, word("model", "--model")] = None,
+    internal: Annotated[bool, Option("--internal")] = False,
     as_csv: Annotated[bool, Option("--csv")] = False,
     everywhere: Everywhere = False,
     as_json: Json = False,
@@ -311,6 +312,7 @@ def usage(  # noqa: PLR0913, PLR0917 (a command has its options)
         since: 2026-11-22, 2026-11, or 7d. Unset: all.
         key: Only this API key.
         model: Only this model.
+        internal: Show the kinds of internal work, such as warming. Unset: as one line.
         as_csv: Print comma-separated values.
     """
     if as_csv and as_json:
@@ -318,9 +320,8 @@ def usage(  # noqa: PLR0913, PLR0917 (a command has its options)
     from supervisor.cli.history import usage as call
     from supervisor.records.usage import BY_DEFAULT, Query
 
-    return call(
-        Query((by,) if by else BY_DEFAULT, since, key, model), as_csv=as_csv, everywhere=everywhere
-    )
+    query = Query((by,) if by else BY_DEFAULT, since, key, model)
+    return call(query, as_csv=as_csv, internal=internal, everywhere=everywhere)
 
 
 record_commands = Typer(

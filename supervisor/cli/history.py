@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from supervisor.errors import NoSuchModel, NoSuchRequest, SettingsInvalid
 from supervisor.events import describe
 from supervisor.output import CommandResult, duration, table, to_json, write
 from supervisor.records.store import RecordStore
-from supervisor.records.usage import FIGURES, Query, first_day
+from supervisor.records.usage import FIGURES, INTERNAL_WORK, Query, first_day
 from supervisor.system.paths import Directories, directories, name_of_file
 
 
@@ -162,10 +163,16 @@ def _sentence(finding: Finding) -> str:
 _HEAD = ("REQUESTS", "PROMPT", "CACHED", "SAVED", "GENERATED", "SLOT TIME", "CPU TIME")
 
 
-def usage(query: Query, *, as_csv: bool, everywhere: bool = False) -> CommandResult:
+def usage(
+    query: Query, *, as_csv: bool, internal: bool = False, everywhere: bool = False
+) -> CommandResult:
     """Show tokens and seconds; `query.since` is a day, a month, or a number of days (7d).
 
-    `everywhere`: of all nodes too.
+    Args:
+        query: The rows.
+        as_csv: Whether to print comma-separated values.
+        internal: Whether to show each kind of internal work, or all kinds as one row.
+        everywhere: Whether to ask all nodes too.
     """
     today = datetime.now().astimezone().date()
     try:
@@ -174,22 +181,35 @@ def usage(query: Query, *, as_csv: bool, everywhere: bool = False) -> CommandRes
         raise SettingsInvalid(
             f"--since: {error}", hint="write 2026-11-22, 2026-11 or 7d"
         ) from error
+    is_folded = not (internal or query.key)
+    show = _csv if as_csv else partial(_text, is_folded=is_folded)
     if everywhere:
         from supervisor.cli import all_machines
 
-        return all_machines.usage(query, _csv if as_csv else _text)
+        return all_machines.usage(query, show)
     found = requests.ask_records("usage", query, [])
-    if as_csv:
-        return CommandResult(found, _csv(query.by, found))
-    return CommandResult(found, _text(query.by, found) if found else "no usage is recorded")
+    is_empty = not (found or as_csv)
+    return CommandResult(found, "no usage is recorded" if is_empty else show(query.by, found))
 
 
-def _text(names: Sequence[str], found: Sequence[Mapping[str, Any]]) -> str:
-    rows = [(*(group[name] for name in names), *_figures(group)) for group in found]
+def _text(names: Sequence[str], found: Sequence[Mapping[str, Any]], *, is_folded: bool) -> str:
+    shown = _fold(found) if is_folded and "key" in names else found
+    rows = [(*(group[name] for name in names), *_figures(group)) for group in shown]
     if len(found) > 1 and "node" not in names:  # this machine counts what it forwards, too
         total = {name: sum(group[name] for group in found) for name in FIGURES}
         rows.append(("total", *[""] * (len(names) - 1), *_figures(total)))
     return table((*("MACHINE" if name == "node" else name.upper() for name in names), *_HEAD), rows)
+
+
+def _fold(found: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Sum the internal work of each machine, behind the rows of clients."""
+    sums: dict[str, dict[str, Any]] = {}
+    for row in found:
+        if row["key"] in INTERNAL_WORK:
+            node = row.get("node", "")
+            whole = sums.setdefault(node, {"node": node, "key": "(internal)", "model": ""})
+            whole.update({name: whole.get(name, 0) + row[name] for name in FIGURES})
+    return [*(row for row in found if row["key"] not in INTERNAL_WORK), *sums.values()]
 
 
 def _figures(group: Mapping[str, Any]) -> tuple[object, ...]:

@@ -154,7 +154,7 @@ class PrefillQueue:
         while self._has_more and self._tries < 5 and time.monotonic() < until_s:
             if traffic.activity(name).in_flight == 0:
                 with suppress(Preempted, ProxyError):
-                    async with traffic.background_lease(name) as is_preempted:
+                    async with traffic.background_lease(name, "(warming)") as is_preempted:
                         await run_until_preempted(self._process_next(client), is_preempted)
                     continue
             await asyncio.sleep(_TICK_S)

@@ -8,11 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from operator import add
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, get_args
+
+from proxy.observe.past import InternalWork
 
 # No API key has such a name.
 NO_KEY: Final = "(no key)"
-OWN_WORK: Final = "(warming, checks)"
+# Older versions had no kinds of internal work.
+INTERNAL_WORK: Final = frozenset({*get_args(InternalWork), "(warming, checks)"})
 OTHERS: Final = "(others)"
 
 # A local date, as 2026-11-22; the name of a key; the name of a model.

@@ -33,6 +33,7 @@ from support import tiny_gguf  # noqa: E402 (found by the line above, as those a
 from support.corral_cli import CorralCli  # noqa: E402
 
 from proxy.upstream.engine_state import plain_values  # noqa: E402
+from supervisor.records.usage import INTERNAL_WORK  # noqa: E402
 
 SETTINGS = """
 [proxy]
@@ -248,7 +249,7 @@ class Check:
         return _figures([sum(row[name] for row in rows) for name in _NAMES])
 
     def own(self) -> Figures:
-        rows = self.corral.data("usage", "--key", "(warming, checks)")
+        rows = [row for row in self.corral.data("usage") if row["key"] in INTERNAL_WORK]
         return _figures([sum(row[name] for row in rows) for name in _NAMES])
 
     def counted(self) -> Figures:

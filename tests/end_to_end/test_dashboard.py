@@ -179,7 +179,7 @@ def test_usage_is_a_chart_by_day_and_key_and_internal_work_is_one_row_that_opens
     page = dashboard.page
     with begin_stream(daemon, 4, "tiny") as stream:
         rest_of(stream)
-    until(lambda: {"(no key)", "(warming, checks)"} <= keys_used(daemon))
+    until(lambda: {"(no key)", "(warming)"} <= keys_used(daemon))
     dashboard.show("usage")
     chart = page.get_by_role("region", name="Tokens by day and key")
     expect(chart.locator("dt")).to_have_text(["(no key)", "Internal work"])
@@ -192,12 +192,12 @@ def test_usage_is_a_chart_by_day_and_key_and_internal_work_is_one_row_that_opens
     expect(page.get_by_role("region", name="Requests by day and key")).to_be_visible()
     rows = page.get_by_role("table", name="Tokens and time").get_by_role("row")
     internal = rows.get_by_role("button", name="Internal work")
-    for by, opened in (("Key", "tiny"), ("Day", re.compile(r"^\d{4}-\d\d-\d\d"))):
+    for by in ("Key", "Day"):
         page.get_by_role("combobox", name="By").select_option(by)
         expect(rows.last).to_contain_text("Internal work")
         internal.click()
         expect(rows.last).not_to_contain_text("Internal work")
-        expect(rows.filter(has=page.locator(".nested")).filter(has_text=opened)).to_have_count(1)
+        expect(rows.locator(".nested").get_by_text("Warming")).to_have_count(1)
         internal.click()
     page.get_by_role("button", name="All months").click()
     expect(page.get_by_role("combobox", name="By")).to_have_value("key,model")

@@ -51,6 +51,9 @@ def test_each_key_has_its_own_usage(corral: CorralCli, tiny_model: Path) -> None
     second = ask(corral.url, anna, messages=said, n=2)["timings"]
     ask(corral.url, ben, messages=said)
     until(lambda: len(corral.data("usage", "--by", "key", "--key", "ben")) == 1)
+    until(lambda: "(warming)" in corral.ok("usage", "--internal"))
+    folded = corral.ok("usage").splitlines()
+    assert [line.split()[0] for line in folded[1:]] == ["anna", "ben", "(internal)", "total"]
     seen = httpx.get(f"{corral.url}/corral/v1/usage", headers=bearer(ben), params={"key": "anna"})
     assert [entry["key"] for entry in seen.json()["usage"]] == ["ben"]
     metrics = httpx.get(f"{corral.url}/metrics", headers=bearer(ben)).text

@@ -89,7 +89,7 @@ class RecordingTraffic(Router):
         return self.now
 
     @asynccontextmanager
-    async def background_lease(self, name: str, /) -> AsyncIterator[Callable[[], bool]]:
+    async def background_lease(self, name: str, _work: str, /) -> AsyncIterator[Callable[[], bool]]:
         assert name == "chat.0"
         yield lambda: self.now.in_flight > 0
 

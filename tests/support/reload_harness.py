@@ -142,7 +142,9 @@ class FakeTraffic(Router):
         return Activity()
 
     @asynccontextmanager
-    async def background_lease(self, _: str, /) -> AsyncIterator[Callable[[], bool]]:
+    async def background_lease(
+        self, _name: str, _work: str, /
+    ) -> AsyncIterator[Callable[[], bool]]:
         yield lambda: False
 
     def note_end(self, _: str, process_exit: ProcessExit, /, *, reason: str = "") -> int:  # noqa: ARG002 (the name is the Router's)

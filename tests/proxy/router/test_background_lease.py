@@ -10,6 +10,7 @@ from support.requests import ask, upstream
 from support.virtual_time import run_in_virtual_time
 
 from proxy.errors import UpstreamShutDown
+from proxy.router.lease import SlotUse
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
 from proxy.upstream.engine_state import SlotState
@@ -34,17 +35,19 @@ def taken(router: Router) -> list[str]:
 
 @pytest.mark.parametrize("name", ["a", "b"])
 async def test_it_is_a_slot_of_the_named_instance_until_the_end_of_the_block(name: str) -> None:
-    router = harness()
-    async with router.background_lease(name) as is_wanted:
+    router, uses = harness(), list[SlotUse]()
+    router.signals.slots_freed.connect(lambda _, use: uses.append(use))
+    async with router.background_lease(name, "(warming)") as is_wanted:
         assert taken(router) == [name]
         assert not is_wanted()
     assert taken(router) == []
+    assert [(use.client, use.is_exact) for use in uses] == [("(warming)", False)]
 
 
 async def test_a_client_that_is_served_beside_it_wants_the_instance() -> None:
     router = harness(slots=2)
     router.withdraw("b")
-    async with router.background_lease("a") as is_wanted:
+    async with router.background_lease("a", "(warming)") as is_wanted:
         async with router.lease(ask("hello")) as lease:
             assert is_wanted()
             router.finish(lease)
@@ -59,7 +62,7 @@ def test_a_client_in_line_gets_the_slot_of_a_block_that_is_left() -> None:
             tending = group.create_task(router.run())
             await asyncio.sleep(0)
             with suppress(ZeroDivisionError):
-                async with router.background_lease("a") as is_wanted:
+                async with router.background_lease("a", "(warming)") as is_wanted:
                     client = group.create_task(waited_s(router))
                     await asyncio.sleep(0)
                     assert is_wanted()
@@ -77,19 +80,19 @@ async def waited_s(router: Router) -> float:
 
 async def test_an_instance_that_is_to_leave_is_asked_back_and_not_lent() -> None:
     router = harness()
-    async with router.background_lease("a") as is_wanted:
+    async with router.background_lease("a", "(warming)") as is_wanted:
         router.withdraw("a")
         assert is_wanted()
     for name in ("a", "none"):
         with pytest.raises(UpstreamShutDown):
-            async with router.background_lease(name):
+            async with router.background_lease(name, "(warming)"):
                 pass
 
 
 async def test_it_is_no_work_that_keeps_a_model_from_leaving() -> None:
     router = harness()
     before = router.demand("chat")
-    async with router.background_lease("a"):
+    async with router.background_lease("a", "(warming)"):
         assert router.demand("chat") == before
     assert router.demand("chat") == before
 
@@ -102,6 +105,6 @@ async def test_a_stop_ends_the_block() -> None:
 
 
 async def lent_until_stopped(router: Router) -> None:
-    async with router.background_lease("a"), asyncio.TaskGroup() as group:
+    async with router.background_lease("a", "(warming)"), asyncio.TaskGroup() as group:
         group.create_task(router.close("a"))
         await asyncio.get_running_loop().create_future()

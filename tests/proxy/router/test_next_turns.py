@@ -187,6 +187,8 @@ async def test_what_any_next_turn_begins_with_is_computed_in_its_slot_and_found(
     assert cache["found"] == cache["ahead"] == len(begins)
     counts = proxy.router.next_turns.counts["chat"]
     assert (counts.computed_tokens, counts.used_tokens) == (len(begins), len(begins))
+    ahead = next(use for use in proxy.keep_alives.uses if use.client == "(ahead)")
+    assert (ahead.tokens.prompt, ahead.is_exact) == (len(begins), True)
 
 
 async def test_a_wrong_guess_is_counted_and_the_next_one_is_right(proxy: ProxyHarness) -> None:
@@ -204,7 +206,7 @@ async def test_a_wrong_guess_is_counted_and_the_next_one_is_right(proxy: ProxyHa
 
 
 async def test_a_request_aborts_the_work_at_once_and_has_its_slot(proxy: ProxyHarness) -> None:
-    engine = Engine(REPLY, hangs=True)
+    engine, uses = Engine(REPLY, hangs=True), proxy.keep_alives.uses
     engine.may_answer.set()
     await serve(proxy, engine)
     await chat(proxy, next_turn(REPLY)[:1])
@@ -213,6 +215,7 @@ async def test_a_request_aborts_the_work_at_once_and_has_its_slot(proxy: ProxyHa
     await engine.left.wait()
     assert engine.chats[1]["id_slot"] == engine.prefills[0]["id_slot"] == SLOT
     assert proxy.router.next_turns.counts["chat"].aborted >= 1
+    await until(lambda: ("(ahead)", False) in [(use.client, use.is_exact) for use in uses])
 
 
 @pytest.mark.parametrize("is_recurrent", [True, False])

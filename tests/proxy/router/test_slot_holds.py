@@ -347,7 +347,7 @@ def test_work_of_our_own_takes_no_held_slot_and_is_no_reason_to_hold() -> None:
         await agent.learn()
         await agent.ask()
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.4), found.background_lease("chat.1"):
+            async with asyncio.timeout(0.4), found.background_lease("chat.1", "(warming)"):
                 pytest.fail("the slot is held")
         await asyncio.sleep(0.1)
         assert (await agent.ask()).held_s == 0

@@ -15,7 +15,7 @@ from proxy.upstream.upstream import Rates, Timings
 from supervisor.backend.usage import EngineUse, UsageEngines, UsageRecorder, share_tokens
 from supervisor.events import EVENTS, Event
 from supervisor.records.store import RecordStore
-from supervisor.records.usage import OWN_WORK, Usage
+from supervisor.records.usage import Usage
 from supervisor.records.writer import Records
 
 # No process has it, so no processor time is read.
@@ -83,12 +83,22 @@ def recorded(tmp_path: Path) -> Recorded:
     return Recorded(tmp_path)
 
 
-async def test_work_that_no_client_requested_has_a_separate_account(recorded: Recorded) -> None:
+async def test_each_kind_of_internal_work_has_a_separate_account(recorded: Recorded) -> None:
     recorded.answer("anna", Tokens(100, 20, 10))
     recorded.engine.tokens = Tokens(107, 20, 11)
     await recorded.recorder.settle()
     await recorded.recorder.settle()
-    assert recorded.tokens() == {"anna": (100, 20, 10), OWN_WORK: (7, 0, 1)}
+    accounts = {"anna": (100, 20, 10), "(warming)": (7, 0, 1)}
+    assert recorded.tokens() == accounts
+    recorded.answer("(files)", Tokens(), is_exact=False)
+    recorded.engine.tokens = Tokens(157, 20, 12)
+    await recorded.recorder.settle()
+    accounts["(files)"] = (50, 0, 1)
+    assert recorded.tokens() == accounts
+    recorded.answer("(ahead)", Tokens(30, 10, 0))
+    recorded.engine.tokens = Tokens(194, 30, 13)
+    await recorded.recorder.settle()
+    assert recorded.tokens() == {**accounts, "(ahead)": (30, 10, 0), "(checks)": (7, 0, 1)}
 
 
 async def test_aborted_requests_get_the_tokens_that_the_engine_counted_beyond_the_sum(
@@ -111,7 +121,7 @@ async def test_tokens_that_the_engine_did_not_count_are_taken_from_aborted_reque
     assert recorded.tokens() == {
         "anna": (100, 0, 10),
         "ben": (50, 0, 25),
-        OWN_WORK: (0, 2, 0),
+        "(warming)": (0, 2, 0),
     }
 
 
@@ -142,7 +152,7 @@ async def test_another_process_counts_from_nothing(recorded: Recorded) -> None:
     recorded.answer("anna", Tokens(100, 0, 10))
     recorded.engine.process, recorded.engine.tokens = _PID + 1, Tokens(7, 0, 1)
     await recorded.recorder.settle()
-    assert recorded.tokens()[OWN_WORK] == (7, 0, 1)
+    assert recorded.tokens()["(warming)"] == (7, 0, 1)
 
 
 async def test_nothing_is_recorded_where_that_is_off(recorded: Recorded) -> None:

@@ -11,8 +11,15 @@ import { Table } from "../parts/table.js";
 
 const SPANS = [["7d", "7 days"], ["30d", "30 days"], ["all", "All months"]];
 const DAYS = { "7d": 7, "30d": 30 };
-const INTERNAL_KEY = "(warming, checks)";
 const INTERNAL = "Internal work";
+// Its kinds by key, each with its description; older versions had the last one alone.
+const KINDS = {
+  "(warming)": ["Warming", "Models loaded, engines warmed up, prompts prefilled"],
+  "(ahead)": ["Ahead", "Next turns of conversations, computed before they came"],
+  "(files)": ["Files", "Prompts computed for slot files"],
+  "(checks)": ["Checks", "Health checks, calibration, and all else between requests"],
+  "(warming, checks)": ["Warming, checks", "Recorded by an older version"],
+};
 const TITLES = { key: "Key", model: "Model", day: "Day", month: "Month" };
 const DATES = new Set(["day", "month"]);
 const KEYS_MAX = 5;
@@ -61,12 +68,12 @@ export class Usage extends Component {
       ${byDate.length > 0 && html`<${Columns} title=${`${figureTitle} by ${unit} and key`} show=${show}
         ...${chart(byDate, unit, name, DAYS[span])} />`}
       <${Table} caption="Tokens and time" columns=${this.columns(names)} rows=${this.rows(by === unit ? byDate : byModel, names)}
-        rowKey=${(row) => `${row.isNested} ${names.map((name) => row[name])}`} empty="No request has finished yet." />`;
+        rowKey=${(row) => `${row.isNested && row.key} ${names.map((name) => row[name])}`} empty="No request has finished yet." />`;
   }
 
   rows(rows, names) {
     const own = rows.filter(isInternal);
-    const opened = names.includes("key") ? ["model"] : names;
+    const opened = names.includes("key") ? names : ["key"];
     return [
       ...sum(rows.filter((row) => !isInternal(row)), names),
       ...sum(own, []).map((row) => ({ ...row, isFolded: true })),
@@ -77,15 +84,15 @@ export class Usage extends Component {
   columns(names) {
     const cells = names.map((name, i) => ({
       title: TITLES[name],
-      cell: (row) => (i === 0 ? this.first(row, row[name]) : row.isNested ? "" : row[name]),
+      cell: (row) => (i === 0 ? this.first(row, row[name]) : row[name]),
     }));
     return [...cells, ...COLUMNS.map(({ name, show, ...column }) => ({ ...column, figure: true, cell: (row) => show(row[name]) }))];
   }
 
-  first({ isFolded, isNested, model }, name) {
-    if (isNested) return html`<span class="nested">${name ?? model}</span>`;
+  first({ isFolded, isNested, key }, name) {
+    if (isNested) return html`<span class="nested" title=${KINDS[key][1]}>${KINDS[key][0]}</span>`;
     return isFolded
-      ? html`<button type="button" class="opens" title="Warming, prompts computed ahead, health checks, calibration"
+      ? html`<button type="button" class="opens" title="Work that no client requested"
           aria-expanded=${String(this.state.isOpen)} onClick=${() => this.setState(({ isOpen }) => ({ isOpen: !isOpen }))}>${INTERNAL}</button>`
       : name;
   }
@@ -96,7 +103,7 @@ function title(names) {
 }
 
 function isInternal({ key }) {
-  return key === INTERNAL_KEY;
+  return key in KINDS;
 }
 
 // Sums of rows with equal names, in the order of these; dates latest first.
