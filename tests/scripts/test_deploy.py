@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
 from support.documented_metrics import documented_metrics
 
 from proxy.auth.api_keys import OPEN_PATHS
@@ -268,8 +271,32 @@ def test_other_operators_run_the_same_container(
     assert {"/data", "/scratch"} <= mounted
 
 
+DASHBOARD = ROOT / "scripts/deploy/monitoring/grafana-dashboard.json"
+
+
+def test_grafanas_own_library_reads_each_member_of_the_dashboard() -> None:
+    register_default_plugins()  # the types of panels
+    read = Dashboard.from_json(parsed(DASHBOARD))
+    written = json.loads(json.dumps(read, cls=JSONEncoder))
+    assert lost(parsed(DASHBOARD), written) == []
+
+
+def lost(given: object, kept: object, path: str = "") -> list[str]:
+    """Return the paths of members and values that `kept` lacks; it may have defaults besides."""
+    match given, kept:
+        case dict(), dict():
+            found = [lost(value, kept.get(key), f"{path}/{key}") for key, value in given.items()]
+        case list(), list() if len(given) == len(kept):
+            found = [
+                lost(*pair, f"{path}/{n}") for n, pair in enumerate(zip(given, kept, strict=True))
+            ]
+        case _:
+            return [] if given == kept else [path]
+    return [place for places in found for place in places]
+
+
 def test_the_panels_of_the_dashboard_do_not_overlap() -> None:
-    panels = parsed(ROOT / "scripts/deploy/monitoring/grafana-dashboard.json")["panels"]
+    panels = parsed(DASHBOARD)["panels"]
     places = [panel["gridPos"] for panel in panels]
     cells = [
         (place["x"] + column, place["y"] + line)
