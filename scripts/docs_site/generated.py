@@ -6,9 +6,12 @@ A part stands between two comments, `<!-- NAME: written by scripts/docs --write 
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import re
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -40,15 +43,39 @@ _PART: Final = re.compile(
 
 
 def main() -> None:
-    """Write each file whose parts differ; with --check, name these files and fail."""
+    parser = argparse.ArgumentParser(prog="scripts/docs", description="Build the documentation.")
+    wanted = parser.add_mutually_exclusive_group()
+    wanted.add_argument("directory", nargs="?", default="site", help="default: site")
+    wanted.add_argument(
+        "--write", action="store_true", help="write the generated parts of the Markdown anew"
+    )
+    wanted.add_argument(
+        "--check", action="store_true", help="compare these parts, and see that the site builds"
+    )
+    arguments = parser.parse_args()
     stale = [path for path in files() if path.read_text("utf-8") != current(path)]
-    if "--check" not in sys.argv:
+    if arguments.write:
         for path in stale:
             path.write_text(current(path), "utf-8")
             print(f"written: {path.relative_to(ROOT)}")
+    elif not arguments.check:
+        build(arguments.directory)
     elif stale:
         names = ", ".join(str(path.relative_to(ROOT)) for path in stale)
         sys.exit(f"generated parts differ from the code: {names}; run scripts/docs --write")
+    else:
+        with tempfile.TemporaryDirectory() as directory:
+            build(directory)
+
+
+def build(directory: str) -> None:
+    """Build the site; exit with the messages if a page or a link has a problem."""
+    mkdocs = [sys.executable, "-m", "mkdocs", "build", "--strict"]
+    config = ["--config-file", "scripts/docs_site/mkdocs.yml"]
+    site = ["--site-dir", str(Path(directory).resolve())]
+    built = subprocess.run([*mkdocs, *config, *site], cwd=ROOT, capture_output=True, check=False)
+    if built.returncode:
+        sys.exit(f"{built.stdout.decode()}{built.stderr.decode()}")
 
 
 def files() -> list[Path]:
