@@ -176,7 +176,7 @@ def figure_lines(found: messages.TrialStatus, own: str, tried: str) -> list[str]
     if differences := found.differences:
         lines += ["", f"{', '.join(trial.instances)} runs with"]
         lines += [
-            f"  {flag.flag} {flag.trial or '-'} instead of {flag.base or '-'}"
+            f"  {flag.flag} {flag.trial or 'unset'} instead of {flag.base or 'unset'}"
             for flag in differences
         ]
     if found.notes:
@@ -280,7 +280,7 @@ def _running_lines(found: messages.CanaryStatus) -> list[str]:
     names = ", ".join(trial.trial.instances) if trial else "its replica"
     lines = [
         f"{found.model}: {names} serves {share} on {found.engine}",
-        f"instead of {found.own_engine or '-'}; {_deadline_text(found)}",
+        f"instead of {found.own_engine or 'its own engine'}; {_deadline_text(found)}",
     ]
     if found.obstacle:
         lines.append(colored(f"not promoted automatically: {found.obstacle}", "yellow"))

@@ -4,7 +4,7 @@ import { get, post } from "../api.js";
 import { percent } from "../format.js";
 import { html } from "../html.js";
 import { Progress } from "./bar.js";
-import { Check, Choice } from "./field.js";
+import { Check, Choice, profileOptions } from "./field.js";
 import { Polling } from "./polling.js";
 
 const PATH = "/corral/v1/bench";
@@ -49,7 +49,7 @@ export class Bench extends Polling {
   }
 
   form({ profiles, actions }, { first, second, minutes, force }) {
-    const options = [PLAIN, ...profiles.map((profile) => [profile, profile])];
+    const options = [PLAIN, ...profileOptions(profiles)];
     return html`<form class="fields plan-options" onSubmit=${(event) => this.begin(event)}>
       ${this.choice("Compare", "first", options)}
       ${this.choice("with", "second", options)}

@@ -32,3 +32,8 @@ export function Choice({ label, value, options, onChange }) {
     </select>
   </label>`;
 }
+
+// Pairs for a choice of profiles: a model without `profile` has `base`, which the others extend.
+export function profileOptions(names) {
+  return names.map((name) => [name, name === "base" ? "base (the default)" : name]);
+}

@@ -6,7 +6,7 @@ import { Component, html } from "../html.js";
 import { Bench } from "./bench.js";
 import { Copy } from "./copy.js";
 import { Drawer } from "./drawer.js";
-import { Check, Choice } from "./field.js";
+import { Check, Choice, profileOptions } from "./field.js";
 import { Loaded } from "./loaded.js";
 import { Fit, State } from "./state.js";
 
@@ -41,7 +41,7 @@ export class PlanDrawer extends Component {
     const { save } = this.state;
     const isUnchanged = restarts && Object.keys(options).length === 0;
     const path = `/corral/v1/models/${encodeURIComponent(id)}/plan`;
-    const own = [["", profile ? `${profile} (its own)` : "its own"], ...profiles.filter((other) => other !== profile).map((other) => [other, other])];
+    const own = [["", profile ? `${profile} (its own)` : "its own"], ...profileOptions(profiles.filter((other) => other !== profile))];
     return html`<${Drawer} title=${name} onClose=${() => { location.hash = "models"; }}>
       ${fits == null ? html`<${Fit} fits=${fits} reason=${fit} />` : html`
         <form class="fields plan-options" onSubmit=${(event) => this.start(event)}>
