@@ -22,6 +22,8 @@ SETTINGS = """
 [models.tiny]
 path = "{tiny}"
 flags = {{ ctx-size = 512, parallel = 2, threads = 1 }}
+[nodes.attic]
+url = "{node}"
 """
 # Their names are texts, which differ between machines and moments.
 WITHOUT_NAME = {"row", "rowheader", "cell", "code", "caption"}
@@ -31,10 +33,10 @@ NUMBER = re.compile(r"\d[\d.,:]*(?: (?:[KMGT]i)?B\b| ms\b| s\b| min\b| h\b| d\b|
 
 
 @pytest.fixture
-def dashboard(browser: Browser, corral: CorralCli, tiny_model: Path) -> Dashboard:
+def dashboard(browser: Browser, corral: CorralCli, tiny_model: Path, node_url: str) -> Dashboard:
     corral.hide_stored_models()
     corral.env["GGML_VK_VISIBLE_DEVICES"] = ""  # a device has a bar and a heading
-    corral.configure(SETTINGS.format(tiny=tiny_model))
+    corral.configure(SETTINGS.format(tiny=tiny_model, node=node_url))
     corral.ok("start")
     until(lambda: corral.data("usage"))  # of the engine's start
     dashboard = Dashboard(browser.new_context(), corral.url)

@@ -22,7 +22,18 @@ from playwright.sync_api import (
 from support.corral_cli import PATIENCE_S
 
 Scheme = Literal["light", "dark"]
-VIEWS = ("overview", "models", "requests", "usage", "caches", "logs", "events", "chat", "clients")
+VIEWS = (
+    "overview",
+    "models",
+    "requests",
+    "usage",
+    "caches",
+    "logs",
+    "events",
+    "chat",
+    "clients",
+    "machines",
+)
 HOW_TO_INSTALL = "no chromium is installed: scripts/browser installs it (apt-get install chromium)"
 
 

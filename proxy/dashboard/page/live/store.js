@@ -5,7 +5,7 @@ import { Clock } from "./clock.js";
 import { mergePatch } from "./merge_patch.js";
 import { Rates } from "./rates.js";
 
-const REDRAW_MS = 250;
+export const REDRAW_MS = 250;
 const EVENTS_MAX = 500;
 
 export class LiveStore {
