@@ -396,6 +396,7 @@ def estimate_json(estimate: Estimate, is_visible: Callable[[str], bool]) -> dict
         "must_load": not estimate.is_loaded,
         "load_s": 0.0 if estimate.is_loaded else _round_seconds(load.in_s) if load else None,
         "evicts": list(filter(is_visible, load.evicts)) if load else [],
+        "group": load.group if load else None,
         "refusal": load.refusal if load else None,
         "first_token_s": _round_seconds(estimate.first_token_s),
     }

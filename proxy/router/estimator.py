@@ -135,6 +135,7 @@ class LoadForecast:
     instances: int = 1  # The number of instances that would start.
     slots: int = 1  # The slots of each instance.
     refusal: str | None = None  # Why it would not be loaded; None: it would.
+    group: str | None = None  # The group whose rule unloads the others; None: memory.
 
 
 class LoadForecaster(Protocol):

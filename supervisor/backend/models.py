@@ -247,6 +247,7 @@ class LocalModels(Part):
             instances=len(found.replicas),
             slots=plan.slots if plan else 1,
             refusal=refusal and without_directories(refusal, [found.entry.path]),
+            group=eviction.rule.group if eviction.rule else None,
         )
 
     def gpu_use(self, model: str) -> GpuUse:

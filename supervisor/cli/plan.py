@@ -235,6 +235,7 @@ class _Planned:
         self.misfit = misfit_reason(made.estimate, self.room)  # why it can never fit, or None
         self.would_fit = suggestions(made.memory_inputs, self.room) if self.misfit else ()
         self.tuned = planner.tuned(planner.entry(name))
+        self.groups = planner.settings.group_rules.rules(name)
         # Why conversations are not saved, as a clause, or None.
         self.not_persisted_reason = persistence.reason(made)
         self.restored = persistence.outcome(made)  # of the first restored conversation, or None
@@ -258,6 +259,7 @@ class _Planned:
             "omitted": [asdict(line) for line in made.omitted],
             "warnings": made.warnings,
             "tuned": self.tuned and {"path": str(self.tuned.path), **asdict(self.tuned.evidence)},
+            "groups": self.groups,
             "replicas": asdict(self.replicas),
             "conversations": {
                 "kept": self.not_persisted_reason is None,
@@ -304,6 +306,7 @@ class _Planned:
                 for key, setting in made.reduced.items()
             ),
             *([self.tuned.summary] if self.tuned else []),
+            *self.groups,
         ]
         saved = conversations(
             made,

@@ -71,6 +71,7 @@ def render(status: messages.DaemonStatus, columns: int | None = None) -> str:
         "",
         _fitted(_HEAD, [_row(model, instance) for model, instance in instances], columns),
         *(_note(line, columns) for model in models for line in _waiting_lines(model)),
+        *(_note(line, columns) for line in status.groups or ()),
         *(_note(line, columns) for model in models for line in _idle(model)),
         *(_note(line, columns) for model in models for line in _trial(model)),
         *([_note(capture, columns, "yellow")] if capture else []),
@@ -120,11 +121,12 @@ def _row(model: messages.ModelStatus, instance: messages.InstanceStatus) -> tupl
 def _waiting_lines(model: messages.ModelStatus) -> Iterator[str]:
     if found := model.waiting:
         queued = f"{found.requests} waiting" if found.requests else "a command is waiting"
+        need = f"until others are unloaded: {found.rule}" if found.rule else "for memory"
         place = f", place {found.place}" if found.place > 1 else ""
         leaving = " and ".join(found.leaving)
         no_requests = f"; no new requests for {leaving}" if leaving else ""
         time = duration(found.wait_s)
-        yield f"{model.name}: {queued} for memory, {time} so far{place}{no_requests}"
+        yield f"{model.name}: {queued} {need}, {time} so far{place}{no_requests}"
 
 
 def _idle(model: messages.ModelStatus) -> Iterator[str]:

@@ -370,15 +370,17 @@ class InstanceStatus(Message):
 
 
 class WaitStatus(Message):
-    """A model that waits for memory, for its requests or (if `requests` is 0) for a command.
+    """A model that waits to be loaded, for its requests or (if `requests` is 0) for a command.
 
     `place`: 1 for the model that loads next. `leaving`: models that drain before they are unloaded.
+    `rule`: the rule of a group by which others must go first; None if it waits for memory.
     """
 
     place: int
     requests: int
     wait_s: float
     leaving: list[str]
+    rule: str | None
 
 
 class AdaptedValue(Message):
@@ -524,7 +526,8 @@ class DaemonStatus(Message):
     """The daemon, its models and instances.
 
     `tls_cert`: path of the proxy's certificate; None without TLS. `listen`: the proxy's address
-    as in the settings. `keyless`: addresses that other machines can use without a key.
+    as in the settings. `keyless`: addresses that other machines can use without a key. `groups`:
+    the rules of `[groups]`.
     """
 
     pid: int
@@ -537,6 +540,7 @@ class DaemonStatus(Message):
     stopping: bool
     config: str | None
     models: list[ModelStatus]
+    groups: list[str]
     nodes: list[NodeStatus]
     weights: list[WeightStatus]
     workers: list[WorkerStatus]

@@ -55,7 +55,7 @@ def model_status(
         profile=model.entry.profile,
         slots=plan.slots if plan else 0,
         ctx_size=plan.ctx_size if plan else None,
-        waiting=messages.WaitStatus.of(waiting) if waiting else None,
+        waiting=_waiting(waiting) if waiting else None,
         idle=_idle(loaded) if loaded else None,
         not_persisted_reason=not_persisted_reason(model),
         chats=not (plan and plan.embedding and plan.embedding.is_only),
@@ -71,6 +71,10 @@ def model_status(
 def not_persisted_reason(model: Model) -> str | None:
     """Return why slots of a model are not saved; None if they are, or before the first run."""
     return next((replica.slots.reason for replica in model.all_replicas if replica.plan), None)
+
+
+def _waiting(waiting: Waiting) -> messages.WaitStatus:
+    return messages.WaitStatus.of(waiting, rule=str(waiting.rule) if waiting.rule else None)
 
 
 def _idle(loaded: ModelState) -> messages.IdleStatus:

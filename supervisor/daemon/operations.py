@@ -172,6 +172,7 @@ class DaemonService:
                 )
                 for name, model in self._fleet.models.items()
             ],
+            groups=parts.reload.settings.group_rules.rules(),
             nodes=[
                 messages.NodeStatus.of(node, reason=node.problem) for node in parts.nodes.stats()
             ],

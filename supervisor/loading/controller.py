@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from statistics import median_low
 from typing import TYPE_CHECKING, Final
 
@@ -28,8 +29,10 @@ from supervisor.loading.decide import (
     decide,
     eviction,
     queue,
+    rule_against,
 )
 from supervisor.loading.memory_usage import HOST, Bytes, MemoryUsage
+from supervisor.settings.groups import Groups
 
 if TYPE_CHECKING:
     from proxy.router.router import Router
@@ -159,8 +162,8 @@ class AdmissionController(Part):
 
         `start` and `load` load models, making room if need be; `unload` unloads them until they are
         requested, `stop` until they are started; `restart`. By default all models are meant, for
-        `start` and `load` those with `preload`. Raises NoSuchModel: a name is not configured, and
-        nothing was begun; SettingsInvalid: there is no such verb.
+        `start` and `load` those with `preload` that groups allow together. Raises NoSuchModel: a
+        name is not configured, and nothing was begun; SettingsInvalid: there is no such verb.
         """
         if verb in {"start", "load"}:
             return self._load_by_command(names)
@@ -175,7 +178,11 @@ class AdmissionController(Part):
         return self._fleet.command("stop" if verb == "unload" else verb, names)
 
     def _load_by_command(self, names: Sequence[str]) -> Callable[[], bool]:
-        models = [model for model in self._fleet.select(names) if names or model.residency.preload]
+        models = self._fleet.select(names)
+        if not names:
+            preloaded = [model.entry.name for model in models if model.residency.preload]
+            allowed = self._groups.allowed(preloaded)
+            models = [model for model in models if model.entry.name in allowed]
         for model in models:
             model.is_open, model.refusal = True, None
             if phase_of(model, snapshots_of(model)) in {"loaded", "loading"}:
@@ -194,14 +201,16 @@ class AdmissionController(Part):
         return {state.name: state for state in self._demands() if state.phase == "loaded"}
 
     def waiting(self) -> dict[str, Waiting]:
+        demands = self._demands()
         return {
             wanted.name: Waiting(
                 place,
+                rule_against(wanted.name, demands, self._groups),
                 wanted.waiting,
                 wanted.oldest_wait_s,
                 tuple(sorted(self._paused)) if place == 1 else (),
             )
-            for place, wanted in enumerate(queue(self._demands()), 1)
+            for place, wanted in enumerate(queue(demands), 1)
         }
 
     # Forecasts.
@@ -210,8 +219,10 @@ class AdmissionController(Part):
         """Return the models that would be unloaded if a request for this one came now."""
         if phase_of(model, snapshots_of(model)) == "loading":
             return Eviction()
+        name, states = model.entry.name, self._model_states()
         patience_s = self._fleet.planner.supervisor.eviction_wait_s
-        return eviction(model.entry.name, self._model_states(), self._decide, patience_s)
+        found = eviction(name, states, self._decide, patience_s)
+        return replace(found, rule=rule_against(name, states, self._groups))
 
     def load_s(self, model: Model) -> float | None:
         """Return the seconds until a model is loaded; None if it never was."""
@@ -238,7 +249,12 @@ class AdmissionController(Part):
             self._memory_usage.free(),
             self._fleet.planner.supervisor,
             self._memory_usage.returning,
+            self._groups,
         )
+
+    @property
+    def _groups(self) -> Groups:
+        return self._fleet.planner.settings.group_rules
 
     def _model_states(self) -> list[ModelState]:
         models = self._configured_models()

@@ -1,6 +1,7 @@
 """Decides which models to load, and which to unload for them. Pure.
 
-A requested model is loaded at once if memory is free, otherwise once others are unloaded. Models
+A requested model is loaded at once if memory is free and the rules of its groups
+(`settings/groups.py`) allow it beside the loaded ones, otherwise once others are unloaded. Models
 are served in order: those of commands first, then those whose requests have waited longest. None
 overtakes a model that waits for memory, so that small models do not postpone a large one for ever,
 and requests for the same model are served together while it is loaded. A model that only another
@@ -20,6 +21,7 @@ from typing import Final
 
 from supervisor.fleet.model import Phase
 from supervisor.loading.memory_usage import Bytes, fits
+from supervisor.settings.groups import Groups, Rule
 from supervisor.settings.schema import EvictionSettings, ResidencyPolicy
 
 # SmolLM2-135M computes 165 prompt tokens per second on one core. Only the order of candidates
@@ -32,6 +34,7 @@ class Waiting:
     """The wait for a model that is not loaded."""
 
     place: int  # its position among the waiting models, from 1
+    rule: Rule | None  # the rule by which others must go first; None if it waits for memory
     requests: int  # the number of waiting requests; 0 if only a command waits
     wait_s: float
     leaving: tuple[str, ...]  # the models that are paused to be unloaded for it
@@ -115,6 +118,8 @@ _UNUSED_S: Final = 600.0
 # How often to check whether the memory of a device was returned.
 _RETURN_S: Final = 0.25
 _NOTHING: Final[Bytes] = MappingProxyType({})
+_NO_GROUPS: Final = Groups()
+_PRESENT: Final = frozenset({"loading", "loaded"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +139,7 @@ def decide(
     free: Bytes,
     rules: EvictionSettings,
     returning: Bytes = _NOTHING,
+    groups: Groups = _NO_GROUPS,
 ) -> Actions:
     """Decide about all configured models, by the memory that they may take and its free part.
 
@@ -142,20 +148,24 @@ def decide(
     load: list[str] = []
     room, returns_s = Actions(), math.inf
     for wanted in queue(models):
-        unloading = (model.required for model in models if model.phase == "unloading")
-        free_soon = _with(free, [returning, *unloading])
-        if fits(wanted.required, free):
+        leaving = [model for model in models if model.phase == "unloading"]
+        present = frozenset(model.name for model in models if model.phase in _PRESENT)
+        free_soon = _with(free, [returning, *(model.required for model in leaving)])
+        now = Admission(wanted, free, present.union(model.name for model in leaving), groups)
+        soon = Admission(wanted, free_soon, present, groups)
+        if now.is_possible():
             found = None
         elif wanted.is_only_for_others:
-            found = _make_room_for_others(wanted, models, free_soon, rules)
+            found = _make_room_for_others(soon, models, rules)
         else:
-            found = _make_room(wanted, models, capacity, free_soon, rules)
+            found = _make_room(soon, models, capacity, rules)
         if found is not None:
             room = found
             # No event reports that memory was returned.
             returns_s = _RETURN_S if any(returning.values()) else math.inf
             break
         load.append(wanted.name)
+        models = [replace(each, phase="loading") if each is wanted else each for each in models]
         free = {name: size - wanted.required.get(name, 0) for name, size in free.items()}
     expired = {model.name: model.unload_reason for model in models if model.unload_in_s <= 0}
     soonest_s = min(
@@ -188,57 +198,55 @@ def _is_requested(model: ModelState) -> bool:
 
 
 def _make_room(
-    wanted: ModelState,
-    models: Sequence[ModelState],
-    capacity: Bytes,
-    free_soon: Bytes,
-    rules: EvictionSettings,
+    admission: Admission, models: Sequence[ModelState], capacity: Bytes, rules: EvictionSettings
 ) -> Actions | None:
     """Return the actions that make room for a model, or None to load it now."""
+    wanted = admission.wanted
     # 1. There never will be room: then its start fails and reports settings that would fit.
     if not fits(wanted.required, capacity):
         return None
-    evictable = [model for model in models if _is_evictable(model, rules)]
+    evictable = [model for model in models if admission.may_unload(model, rules)]
     idle = [model for model in evictable if not model.is_busy]
     patience_s = 0.0 if wanted.is_commanded else rules.eviction_wait_s - wanted.oldest_wait_s
-    is_quiet = not any(model.is_busy for model in models if model.phase in {"loading", "loaded"})
+    is_quiet = not any(model.is_busy for model in models if model.phase in _PRESENT)
     graces_s = {model.name: _grace_s(model, is_quiet=is_quiet) for model in idle}
     # 2. Idle models are unloaded at once; within their grace, only after `eviction_wait_s`.
-    idle_victims = choose_victims(
-        wanted.required,
-        free_soon,
-        [model for model in idle if patience_s <= 0 or not graces_s[model.name]],
+    idle_victims = admission.victims(
+        model for model in idle if patience_s <= 0 or not graces_s[model.name]
     )
     if idle_victims is not None:
-        return Actions(unload=_reasons_for(wanted, idle_victims))
+        return Actions(unload=admission.reasons(idle_victims))
     # 3. Working models stay until then.
     residency_s = _soonest(map(_residency_left_s, evictable))
     if patience_s > 0:
         return Actions(look_again_s=min(patience_s, residency_s, _soonest(graces_s.values())))
     # 4. Then they get no new requests, and go when they have answered the present ones.
-    any_victims = choose_victims(wanted.required, free_soon, evictable)
+    any_victims = admission.victims(evictable)
     if any_victims is not None:
         working = {model.name for model in evictable if model.working}
         done = [name for name in any_victims if name not in working]
-        return Actions(pause=any_victims, unload=_reasons_for(wanted, done))
+        return Actions(pause=any_victims, unload=admission.reasons(done))
     # 5. Only a model that was just loaded, or is still loading, may go later.
     if residency_s < math.inf or any(model.phase == "loading" for model in models):
         return Actions(look_again_s=residency_s)
-    loaded = (model for model in models if model.phase == "loaded")
-    pinned = ", ".join(model.name for model in loaded if model.residency.pinned)
-    beside = f"beside {pinned}, which never leaves" if pinned else "on this machine now"
-    return Actions(refuse={wanted.name: f"there is no memory for it {beside}"})
+    loaded = [model for model in models if model.phase == "loaded"]
+    stays = ", ".join(model.name for model in loaded if not admission.may_unload(model, rules))
+    beside = f"beside {stays}, which no request for it unloads" if stays else "on this machine now"
+    reason = str(admission.rule or f"there is no memory for it {beside}")
+    return Actions(refuse={wanted.name: reason})
 
 
 def _make_room_for_others(
-    wanted: ModelState, models: Sequence[ModelState], free_soon: Bytes, rules: EvictionSettings
+    admission: Admission, models: Sequence[ModelState], rules: EvictionSettings
 ) -> Actions:
-    loaded = [model for model in models if model.phase == "loaded" and _is_evictable(model, rules)]
+    may_go = [model for model in models if admission.may_unload(model, rules)]
+    loaded = [model for model in may_go if model.phase == "loaded"]
     unused = [model for model in loaded if not model.is_busy and model.idle_s >= _UNUSED_S]
-    victims = choose_victims(wanted.required, free_soon, unused)
+    victims = admission.victims(unused)
     if victims is None:
-        return Actions(refuse={wanted.name: "too little memory is free for it"})
-    return Actions(unload=_reasons_for(wanted, victims))
+        reason = str(admission.rule or "too little memory is free for it")
+        return Actions(refuse={admission.wanted.name: reason})
+    return Actions(unload=admission.reasons(victims))
 
 
 def _with(free: Bytes, more: Iterable[Bytes]) -> Bytes:
@@ -246,16 +254,6 @@ def _with(free: Bytes, more: Iterable[Bytes]) -> Bytes:
     for size_bytes in more:
         total.update(size_bytes)
     return total
-
-
-def _is_evictable(model: ModelState, rules: EvictionSettings) -> bool:
-    """Return whether a model may go now, or once it is idle or resident long enough."""
-    if model.residency.pinned:
-        return False
-    if model.phase == "loading":
-        is_unneeded = not model.waiting and not model.is_commanded
-        return is_unneeded and model.progress < rules.abandon_load_below
-    return model.phase == "loaded"
 
 
 def _grace_s(model: ModelState, *, is_quiet: bool) -> float:
@@ -277,35 +275,70 @@ def _residency_left_s(model: ModelState) -> float:
     return max(0.0, model.residency.min_residency_s - model.resident_s)
 
 
-def choose_victims(
-    required: Bytes, free: Bytes, models: Iterable[ModelState]
-) -> tuple[str, ...] | None:
-    """Return the models to unload, in order, none just loaded; None if all are not enough."""
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Whether and how a model can be loaded: by free memory, and beside the models present."""
 
-    def has_room(unloaded: Sequence[ModelState]) -> bool:
-        return fits(required, _with(free, (model.required for model in unloaded)))
+    wanted: ModelState
+    free: Bytes
+    present: frozenset[str] = frozenset()
+    groups: Groups = _NO_GROUPS
 
-    candidates = [model for model in models if not _residency_left_s(model)]
-    chosen: list[ModelState] = []
-    for candidate in sorted(candidates, key=lambda candidate: candidate.eviction_value):
-        if has_room(chosen):
-            break
-        chosen.append(candidate)
-    if not has_room(chosen):
-        return None
-    for spared in reversed(tuple(chosen)):
-        others = [candidate for candidate in chosen if candidate is not spared]
-        if has_room(others):
-            chosen = others
-    return tuple(candidate.name for candidate in chosen)
+    @property
+    def rule(self) -> Rule | None:
+        """The rule by which others must go first; None if only memory may be missing."""
+        return self.groups.rule_against(self.wanted.name, self.present)
 
+    def is_possible(self, unloaded: Sequence[ModelState] = ()) -> bool:
+        """Return whether it can be loaded once these models are unloaded."""
+        free = _with(self.free, (model.required for model in unloaded))
+        others = self.present.difference(model.name for model in unloaded)
+        is_allowed = not self.groups.rule_against(self.wanted.name, others)
+        return is_allowed and fits(self.wanted.required, free)
 
-def _reasons_for(wanted: ModelState, victims: Iterable[str]) -> Mapping[str, str]:
-    return dict.fromkeys(victims, f"{wanted.name} needs its memory")
+    def may_unload(self, model: ModelState, rules: EvictionSettings) -> bool:
+        """Return whether a model may go now, or once it is idle or resident long enough."""
+        if model.residency.pinned or model.name in self.groups.kept_for(self.wanted.name):
+            return False
+        if model.phase == "loading":
+            is_unneeded = not model.waiting and not model.is_commanded
+            return is_unneeded and model.progress < rules.abandon_load_below
+        return model.phase == "loaded"
+
+    def victims(self, models: Iterable[ModelState]) -> tuple[str, ...] | None:
+        """Return the models to unload, in order, none just loaded; None if all are not enough."""
+        candidates = [model for model in models if not _residency_left_s(model)]
+        chosen: list[ModelState] = []
+        for candidate in sorted(candidates, key=lambda candidate: candidate.eviction_value):
+            if self.is_possible(chosen):
+                break
+            chosen.append(candidate)
+        if not self.is_possible(chosen):
+            return None
+        for spared in reversed(tuple(chosen)):
+            others = [candidate for candidate in chosen if candidate is not spared]
+            if self.is_possible(others):
+                chosen = others
+        return tuple(candidate.name for candidate in chosen)
+
+    def reasons(self, victims: Sequence[str]) -> Mapping[str, str]:
+        """Return why each of these must go: the rule that it would break, or memory."""
+        name, others = self.wanted.name, self.present.difference(victims)
+        rules = {victim: self.groups.rule_against(name, {*others, victim}) for victim in victims}
+        return {
+            victim: f"{name} was requested: {rule}" if rule else f"{name} needs its memory"
+            for victim, rule in rules.items()
+        }
 
 
 def _soonest(times_s: Iterable[float]) -> float:
     return min((time_s for time_s in times_s if time_s > 0), default=math.inf)
+
+
+def rule_against(name: str, models: Iterable[ModelState], groups: Groups) -> Rule | None:
+    """Return the rule by which other models must go before a model is loaded, or None."""
+    phases = {*_PRESENT, "unloading"}
+    return groups.rule_against(name, {model.name for model in models if model.phase in phases})
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +348,7 @@ class Eviction:
     models: tuple[str, ...] = ()  # the models that would be unloaded for it
     wait_s: float = 0.0  # the least wait before that
     refusal: str | None = None  # why it would not be loaded
+    rule: Rule | None = None  # the rule by which these models would go; None: memory
 
 
 def eviction(

@@ -24,14 +24,10 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from io import StringIO
-from itertools import count
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 import tomlkit
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 from tomlkit.items import Comment, Table
 
 from proxy.auth.keys_file import FILE_NAME as KEYS_FILE
@@ -39,13 +35,14 @@ from proxy.common.toml_text import table_beside
 from supervisor.builds.help import Flags, newest_flags
 from supervisor.errors import SettingsInvalid
 from supervisor.models.model_lookup import HUB, OLLAMA
-from supervisor.settings import import_flags
+from supervisor.settings import import_flags, import_groups
 from supervisor.settings.import_shell import (
     engine_command,
     engine_commands,
     expand_variables,
     split,
 )
+from supervisor.settings.import_yaml import expand_text, read_yaml, table_or_empty, texts
 
 _ENVIRONMENT: Final = re.compile(r"\$\{env\.([A-Za-z_][A-Za-z0-9_]*)\}")
 _TEXT_MAX: Final = 65_536
@@ -81,9 +78,6 @@ def _expanded_text(text: str, macros: Mapping[str, object]) -> str:
 
 
 _DEFAULT_LISTEN: Final = "127.0.0.1:8080"
-_VALUES_MAX: Final = 100_000  # YAML aliases multiply values
-_DEPTH_MAX: Final = 32
-_INTEGER_MAX: Final = 2**63 - 1  # of TOML
 _TABLES: Final = table_beside(__file__)
 _LLAMA_SWAP: Final[Mapping[str, Sequence[str]]] = _TABLES["llama_swap"]
 _MODELFILE: Final[Mapping[str, Any]] = _TABLES["modelfile"]
@@ -97,17 +91,20 @@ def convert_llama_swap(
     Raises SettingsInvalid: the text is not YAML, or is not a table.
     """
     whole = read_yaml(from_environment(text, environ))
-    models, reasons = _sort_out(
-        _llama_swap_model(name, _table_or_empty(entry), whole, base, known)
-        for name, entry in _table_or_empty(whole, "models").items()
-    )
+    made = {
+        name: _llama_swap_model(name, table_or_empty(entry), whole, base, known)
+        for name, entry in table_or_empty(whole, "models").items()
+    }
+    models, reasons = _sort_out(made.values())
+    names = {name: model.name for name, model in made.items() if not isinstance(model, str)}
+    groups, notes = import_groups.convert(whole, names)
     omitted = [*_omitted_keys(whole), *reasons]
-    named = _texts(whole.get("apiKeys"))
+    named = texts(whole.get("apiKeys"))
     keys = tuple(key for key in named if key and "${env." not in key)
     if len(keys) < len(named):
         omitted.append("apiKeys: a variable of the environment is not set here")
-    tables = _tables(whole, has_keys=bool(keys))
-    return import_flags.Converted("llama-swap file", models, tables, tuple(omitted), keys=keys)
+    tables = {**_tables(whole, has_keys=bool(keys)), **import_flags.given(groups=groups)}
+    return import_flags.Converted("llama-swap file", models, tables, (*omitted,), notes, keys)
 
 
 def _sort_out(
@@ -117,43 +114,6 @@ def _sort_out(
     found = list(made)
     models = tuple(model for model in found if isinstance(model, import_flags.ConvertedModel))
     return models, tuple(reason for reason in found if isinstance(reason, str))
-
-
-def read_yaml(text: str, what: str = "settings of llama-swap") -> Mapping[str, Any]:
-    """Parse YAML to JSON values. Raises SettingsInvalid: no YAML, no table, tags, or too large."""
-    yaml = YAML(typ="safe", pure=True)
-    yaml.composer.warn_double_anchors = False  # YAML allows them
-    try:
-        for event in yaml.parse(StringIO(text)):
-            if tag := getattr(event, "tag", None):  # constructors raise anything for a wrong value
-                short = tag.replace("tag:yaml.org,2002:", "!!")
-                raise SettingsInvalid(f"no tags are read in {what}; leave out {short}")
-        found = _to_json_values(yaml.load(StringIO(text)), count(1), 0)
-    except (YAMLError, ValueError, RecursionError) as error:
-        first, *_ = str(error).splitlines() or ["it is nested too deep"]
-        raise SettingsInvalid(f"this is not YAML: {first}") from error
-    if not isinstance(found, Mapping):
-        raise SettingsInvalid("these are not settings of llama-swap: there is no models:")
-    return found
-
-
-def _to_json_values(value: object, number: Iterator[int], depth: int) -> Any:
-    """Convert a YAML value to the types of JSON; raises SettingsInvalid if it is too large."""
-    if depth > _DEPTH_MAX or next(number) > _VALUES_MAX:
-        raise SettingsInvalid(
-            f"more than {_DEPTH_MAX} levels or {_VALUES_MAX} values are no settings of llama-swap"
-        )
-    match value:
-        case Mapping():
-            return {
-                _expand_text(key): _to_json_values(member, number, depth + 1)
-                for key, member in value.items()
-            }
-        case list():
-            return [_to_json_values(element, number, depth + 1) for element in value]
-        case int() if abs(value) > _INTEGER_MAX:
-            raise SettingsInvalid("an integer has more than 64 bits")
-    return value if isinstance(value, bool | int | float | None) else _expand_text(value)
 
 
 def _llama_swap_model(
@@ -166,13 +126,13 @@ def _llama_swap_model(
     started = engine_command(split(command)) if isinstance(command, str) else None
     if started is None:
         return f"{name}: its cmd does not start llama-server"
-    assigned = dict(word.partition("=")[::2] for word in _texts(entry.get("env")))
+    assigned = dict(word.partition("=")[::2] for word in texts(entry.get("env")))
     started = replace(started, variables={**assigned, **started.variables})
     read = import_flags.read_command(started, base, known)
     if read.keys:
         read.omitted.append("--api-key: llama-corral gives each engine a random key")
     read.omitted += _model_omitted(entry)
-    aliases, engine = _texts(entry.get("aliases")), import_flags.given(engine=read.program)
+    aliases, engine = texts(entry.get("aliases")), import_flags.given(engine=read.program)
     more = {"aliases": aliases, **engine, **_residency(name, entry, whole)}
     reason = "; ".join(read.omitted) or "its cmd names no model (--model)"
     return read.model(name, **more) or f"{name}: {reason}"
@@ -182,24 +142,21 @@ def _residency(name: str, entry: Mapping[str, Any], whole: Mapping[str, Any]) ->
     ttl_s = _seconds(entry, "ttl", -1)
     if ttl_s == -1:
         ttl_s = _seconds(whole, "globalTTL", 0)
-    preloaded = _texts(_table_or_empty(whole, "hooks", "on_startup").get("preload"))
-    is_pinned = any(
-        group.get("persistent") and name in _texts(group.get("members")) for group in _groups(whole)
-    )
+    preloaded = texts(table_or_empty(whole, "hooks", "on_startup").get("preload"))
     return {
         "preload": name in preloaded,
-        **import_flags.given(ttl_s=ttl_s, pinned=is_pinned),
-        **import_flags.given(variants=_variants(name, _table_or_empty(entry, "filters"))),
+        **import_flags.given(ttl_s=ttl_s, pinned=import_groups.is_pinned(name, whole)),
+        **import_flags.given(variants=_variants(name, table_or_empty(entry, "filters"))),
     }
 
 
 def _variants(name: str, filters: Mapping[str, Any]) -> dict[str, Any]:
     """Convert `setParamsByID`, whose keys are NAME:VARIANT, to variants."""
-    strip = import_flags.split_list(",".join(_texts(filters.get("stripParams"))))
-    members = _table_or_empty(filters, "setParams")
+    strip = import_flags.split_list(",".join(texts(filters.get("stripParams"))))
+    members = table_or_empty(filters, "setParams")
     found: dict[str, dict[str, Any]] = {
-        key.removeprefix(f"{name}:"): {"set": _without_null({**members, **_table_or_empty(value)})}
-        for key, value in _table_or_empty(filters, "setParamsByID").items()
+        key.removeprefix(f"{name}:"): {"set": _without_null({**members, **table_or_empty(value)})}
+        for key, value in table_or_empty(filters, "setParamsByID").items()
         if key.startswith(f"{name}:")
     }
     for variant in found.values():
@@ -209,13 +166,13 @@ def _variants(name: str, filters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _model_omitted(entry: Mapping[str, Any]) -> Iterator[str]:
-    filters = _table_or_empty(entry, "filters")
+    filters = table_or_empty(entry, "filters")
     if filters.get("setParams") or filters.get("stripParams"):
         yield (
             "filters change every request of the model; here a variant does, which clients name: "
             "variants.NAME with set and strip"
         )
-    by_id = _table_or_empty(filters, "setParamsByID")
+    by_id = table_or_empty(filters, "setParamsByID")
     if by_id != _without_null(by_id):
         yield "null in setParamsByID: TOML has none"
     yield from import_flags.no_equivalent_notes(
@@ -226,8 +183,8 @@ def _model_omitted(entry: Mapping[str, Any]) -> Iterator[str]:
 def _tables(whole: Mapping[str, Any], *, has_keys: bool) -> dict[str, Any]:
     load_timeout_s = _seconds(whole, "healthCheckTimeout", 0)
     nodes = {
-        name: _node(expand_macros(_table_or_empty(peer), _macros(whole)))
-        for name, peer in _table_or_empty(whole, "peers").items()
+        name: _node(expand_macros(table_or_empty(peer), _macros(whole)))
+        for name, peer in table_or_empty(whole, "peers").items()
     }
     proxy = {"listen": _DEFAULT_LISTEN, **import_flags.given(api_keys_file=has_keys and KEYS_FILE)}
     return {
@@ -240,55 +197,25 @@ def _tables(whole: Mapping[str, Any], *, has_keys: bool) -> dict[str, Any]:
 
 def _node(peer: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "url": "".join(_texts(peer.get("proxy"))),
-        **import_flags.given(models=_texts(peer.get("models"))),
+        "url": "".join(texts(peer.get("proxy"))),
+        **import_flags.given(models=texts(peer.get("models"))),
     }
 
 
 def _omitted_keys(whole: Mapping[str, Any]) -> Iterator[str]:
-    for name, peer in _table_or_empty(whole, "peers").items():
-        if _table_or_empty(peer).get("apiKey"):
+    for name, peer in table_or_empty(whole, "peers").items():
+        if table_or_empty(peer).get("apiKey"):
             yield (
                 f"peers.{name}.apiKey: write it into a file of mode 0600, key_file of "
                 f"[nodes.{name}]"
             )
-    if any(_groups(whole)):
-        yield "groups: models stay loaded together while memory has room; limits are not needed"
     yield from import_flags.no_equivalent_notes(
         set(whole).difference(_LLAMA_SWAP["needless"], _LLAMA_SWAP["global"])
     )
 
 
-def _groups(whole: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    nested = _table_or_empty(whole, "routing", "router", "settings", "groups")
-    for group in (*_table_or_empty(whole, "groups").values(), *nested.values()):
-        yield _table_or_empty(group)
-
-
 def _macros(table: Mapping[str, Any]) -> Mapping[str, str]:
-    return {name: _expand_text(value) for name, value in _table_or_empty(table, "macros").items()}
-
-
-def _table_or_empty(value: object, *keys: str) -> Mapping[str, Any]:
-    """Return a table, or the table at these keys in it; {} if there is none."""
-    for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value if isinstance(value, Mapping) else {}
-
-
-def _texts(value: object) -> list[str]:
-    values = value if isinstance(value, list) else [value]
-    return [_expand_text(value) for value in values if isinstance(value, str | int | float)]
-
-
-def _expand_text(value: object) -> str:
-    """Return a scalar as YAML text; lone surrogates become `?`."""
-    match value:
-        case None:
-            return ""
-        case bool():
-            return str(value).lower()
-    return str(value).encode(errors="replace").decode()
+    return {name: expand_text(value) for name, value in table_or_empty(table, "macros").items()}
 
 
 def _seconds(table: Mapping[str, Any], key: str, default: int) -> float:
@@ -300,7 +227,7 @@ def _seconds(table: Mapping[str, Any], key: str, default: int) -> float:
         return int(value)
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return value
-    raise SettingsInvalid(f"{key} is {_expand_text(value)[:40]!r}, not a number of seconds")
+    raise SettingsInvalid(f"{key} is {expand_text(value)[:40]!r}, not a number of seconds")
 
 
 def _without_null(value: Any) -> Any:
@@ -477,7 +404,7 @@ def _split(written: object, environ: Mapping[str, str]) -> list[str]:
 
 
 def _text(value: object, environ: Mapping[str, str]) -> str:
-    return expand_variables(_expand_text(value), environ)
+    return expand_variables(expand_text(value), environ)
 
 
 SourceKind = Literal["command", "compose", "llama-swap", "router", "modelfile"]

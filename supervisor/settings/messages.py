@@ -75,6 +75,7 @@ def conflicts(settings: Settings) -> Iterator[Problem]:
     yield from _fallbacks_of_nodes(settings)
     yield from batching_conflicts(settings.models)
     yield from _workers(settings)
+    yield from _groups(settings)
 
 
 def shared_names(models: Mapping[str, ModelSettings]) -> Iterator[Problem]:
@@ -152,6 +153,22 @@ def _workers(settings: Settings) -> Iterator[Problem]:
                     + did_you_mean(worker, settings.workers),
                     f'write [workers.{worker}] with address = "HOST:PORT" or local = true',
                 )
+
+
+def _groups(settings: Settings) -> Iterator[Problem]:
+    """Yield models of groups that do not exist, and rules that keep a model out for ever."""
+    models = settings.models
+    for group, table in settings.groups.items():
+        for name in table.models:
+            if name not in models and not settings.serve_found:
+                yield (
+                    ("groups", group, "models"),
+                    f"groups.{group}.models: no model is named {name}" + did_you_mean(name, models),
+                    f"models: {', '.join(models) or 'none'}; an alias will not do",
+                )
+    for group, problem in settings.group_rules.contradictions(models):
+        hint = "change the group, another group of the same models, or pinned"
+        yield ("groups", group), f"groups.{group}: {problem}", hint
 
 
 def all_names(models: Mapping[str, ModelSettings]) -> set[str]:

@@ -17,6 +17,7 @@ from supervisor.plan.plan import TrialSettings
 from supervisor.plan.resolve import BatchingSettings
 from supervisor.plan.setting import Argument, FlagName, FlagSetting
 from supervisor.settings import tables
+from supervisor.settings.groups import Groups, GroupSettings
 
 
 class EvictionSettings(SettingsTable):
@@ -205,6 +206,8 @@ class Settings(BaseModel):
     """directories with GGUF files, one or several; `corral model list` shows their files"""
     serve_found: bool = False
     """serve all models of `corral model list` by name, each loaded by its first request"""
+    groups: dict[tables.GroupName, GroupSettings] = Field(default_factory=dict)
+    """which models may be loaded at the same time"""
     nodes: dict[tables.NodeName, NodeSettings] = Field(default_factory=dict)
     """other machines whose models are served too"""
     workers: dict[tables.WorkerName, tables.WorkerSettings] = Field(default_factory=dict)
@@ -213,6 +216,11 @@ class Settings(BaseModel):
     @property
     def models_dirs(self) -> tuple[Path, ...]:
         return self.models_dir if isinstance(self.models_dir, tuple) else (self.models_dir,)
+
+    @property
+    def group_rules(self) -> Groups:
+        pinned = frozenset(name for name, model in self.models.items() if model.pinned)
+        return Groups(self.groups, pinned)
 
     def is_recorded(self, model: str) -> bool:
         """Return whether the sizes of a model's requests are recorded."""

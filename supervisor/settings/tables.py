@@ -68,6 +68,7 @@ def _seconds(duration: object) -> object:
 ModelName = Annotated[str, _pattern_validator(_MODEL_NAME, "a model name", has_slashes=True)]
 Alias = Annotated[str, _pattern_validator(_ALIAS, "an alias", has_slashes=True)]
 VariantName = Annotated[str, _pattern_validator(_SHORT_NAME, "a variant's name")]
+GroupName = Annotated[str, _pattern_validator(_SHORT_NAME, "a group's name")]
 NodeName = Annotated[str, _pattern_validator(_SHORT_NAME, "a node's name")]
 WorkerName = Annotated[str, _pattern_validator(_SHORT_NAME, "a worker's name")]
 # A path, or a reference such as `hf:OWNER/NAME:QUANT`.

@@ -222,6 +222,6 @@ def test_models_without_room_beside_a_pinned_one_are_refused_with_the_reason(
     corral.ok("start")
     refused = corral("load", "b")
     assert refused.returncode != 0
-    assert "no memory for it beside a, which never leaves" in refused.stderr
+    assert "no memory for it beside a, which no request for it unloads" in refused.stderr
     corral.ok("stop", "a")
     corral.ok("load", "b")

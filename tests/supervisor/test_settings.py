@@ -28,6 +28,23 @@ def refusal(text: str) -> str:
     return caught.value.message
 
 
+def test_groups_that_shut_a_model_out_are_refused_with_their_lines() -> None:
+    text = CHAT + "pinned = true\n[models.code]\npath = 'code.gguf'\n[groups.large]\n"
+    assert read(text + 'models = ["chat", "code"]\nmax_loaded = 2').settings.groups
+    assert refusal(text + 'models = ["chat", "code"]\nmax_loaded = 1').endswith(
+        "corral.toml:6: groups.large: code could never be loaded: at most 1 of chat, code may be "
+        "loaded at the same time, and no request for it unloads chat"
+    )
+    assert "corral.toml:7: groups.large.models: no model is named cod; did you mean" in refusal(
+        text + 'models = ["cod"]\nexclusive = true'
+    )
+    assert "it has no rule: set max_loaded, exclusive or together" in refusal(
+        text + 'models = ["code"]'
+    )
+    found = read(text + "models = ['x']\nexclusive = true", serve_found=True)
+    assert found.settings.groups["large"].models == ("x",)
+
+
 def test_without_a_file_the_defaults_apply() -> None:
     loaded = load(config_dir=Path("nowhere"), environ={})
     assert loaded.path is None

@@ -21,6 +21,7 @@ STATUS = DaemonStatus(
     up_s=1.0,
     stopping=False,
     config=None,
+    groups=[],
     models=[],
     nodes=[],
     weights=[],

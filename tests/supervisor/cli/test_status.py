@@ -72,12 +72,19 @@ def shown(*instances: InstanceStatus, waiting: WaitStatus | None = None) -> str:
 
 
 def test_a_wait_for_memory_shows_its_time_and_the_models_to_unload() -> None:
-    first = WaitStatus(place=1, requests=3, wait_s=12.0, leaving=["a", "b"])
+    first = WaitStatus(place=1, requests=3, wait_s=12.0, leaving=["a", "b"], rule=None)
     text = shown(instance(state="stopped"), waiting=first)
     assert "chat: 3 waiting for memory, 12s so far; no new requests for a and b" in text
-    second = WaitStatus(place=2, requests=0, wait_s=1.0, leaving=[])
+    second = WaitStatus(place=2, requests=0, wait_s=1.0, leaving=[], rule="a rule")
     text = shown(instance(state="stopped"), waiting=second)
-    assert text.endswith("chat: a command is waiting for memory, 1s so far, place 2")
+    assert text.endswith(
+        "chat: a command is waiting until others are unloaded: a rule, 1s so far, place 2"
+    )
+
+
+def test_the_rules_of_groups_are_shown() -> None:
+    rule = "at most 1 of chat, code may be loaded at the same time (groups.big)"
+    assert rule in render(replace(STATUS, groups=[rule])).splitlines()
 
 
 def test_the_time_of_an_unload_is_shown() -> None:

@@ -120,7 +120,7 @@ def test_a_pinned_model_is_never_unloaded() -> None:
         loaded("a", residency=pinned), loaded("b", residency=pinned), requested("c", waited_s=60.0)
     )
     assert found == Actions(
-        refuse={"c": "there is no memory for it beside a, b, which never leaves"}
+        refuse={"c": "there is no memory for it beside a, b, which no request for it unloads"}
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.loading.decide import ModelState, choose_victims
+from supervisor.loading.decide import Admission, ModelState
 from supervisor.loading.memory_usage import fits
 
 OLD = ModelState("a", "loaded", required={"host": 10}, idle_s=100, resident_s=1e6, reload_cost_s=2)
@@ -19,7 +20,13 @@ def candidate(name: str, **changes: Any) -> ModelState:
 
 
 def victims(required: int, free: int, *candidates: ModelState) -> tuple[str, ...] | None:
-    return choose_victims({"host": required}, {"host": free}, candidates)
+    return victims_of({"host": required}, {"host": free}, candidates)
+
+
+def victims_of(
+    required: dict[str, int], free: dict[str, int], candidates: Iterable[ModelState]
+) -> tuple[str, ...] | None:
+    return Admission(ModelState("new", "down", required=required), free).victims(candidates)
 
 
 def test_nothing_is_unloaded_if_there_is_room() -> None:
@@ -55,7 +62,7 @@ def test_no_model_is_unloaded_needlessly() -> None:
 
 def test_room_in_main_memory_is_no_help_where_a_device_is_full() -> None:
     on_device = candidate("b", idle_s=1, required={"host": 1, "GPU": 8})
-    found = choose_victims({"host": 1, "GPU": 5}, {"host": 50, "GPU": 1}, [OLD, on_device])
+    found = victims_of({"host": 1, "GPU": 5}, {"host": 50, "GPU": 1}, [OLD, on_device])
     assert found == ("b",)
 
 
@@ -87,7 +94,7 @@ def suffices(need: dict[str, int], free: dict[str, int], leaving: list[ModelStat
 def test_the_victims_are_enough_and_none_is_superfluous(
     required: dict[str, int], free: dict[str, int], candidates: list[ModelState]
 ) -> None:
-    found = choose_victims(required, free, candidates)
+    found = victims_of(required, free, candidates)
     if found is None:
         assert not suffices(required, free, candidates)
         return
@@ -103,6 +110,6 @@ def test_of_models_of_one_size_the_least_valuable_are_unloaded(
     candidates: list[ModelState], required: int, idle_s: float
 ) -> None:
     alike = [replace(candidate, required={"host": 5}, idle_s=idle_s) for candidate in candidates]
-    found = choose_victims({"host": required}, {"host": 0}, alike)
+    found = victims_of({"host": required}, {"host": 0}, alike)
     in_order = tuple(entry.name for entry in sorted(alike, key=lambda entry: entry.eviction_value))
     assert found is None or found == in_order[: len(found)]

@@ -50,4 +50,4 @@ def test_a_working_model_goes_after_a_wait() -> None:
 
 def test_what_never_leaves_is_the_reason_of_a_refusal() -> None:
     found = forecast(loaded("a", is_pinned=True), loaded("b", is_pinned=True))
-    assert found.refusal == "there is no memory for it beside a, b, which never leaves"
+    assert found.refusal == "there is no memory for it beside a, b, which no request for it unloads"

@@ -11,6 +11,7 @@ import pytest
 from supervisor.errors import SettingsInvalid
 from supervisor.settings.import_flags import Converted
 from supervisor.settings.import_source import convert, kind_of, render
+from supervisor.settings.load import merge
 
 BASE = Path("/base")
 CODER = "ggml-org/Qwen2.5-Coder"
@@ -43,6 +44,14 @@ peers:
   far: {proxy: "http://192.168.1.23", models: [m], apiKey: sk-1}
 groups:
   always: {persistent: true, members: [small]}
+"""
+GROUPS = """\
+models:
+  big: {cmd: llama-server -m big.gguf}
+  code: {cmd: llama-server -m code.gguf}
+  embed: {cmd: llama-server -m embed.gguf}
+  rank: {cmd: llama-server -m rank.gguf}
+  "an other": {cmd: llama-server -m other.gguf}
 """
 PRESET = """\
 version = 1
@@ -487,3 +496,65 @@ def test_the_url_of_a_model() -> None:
 def test_a_text_of_no_kind() -> None:
     with pytest.raises(SettingsInvalid, match="this is not a llama-server command"):
         kind_of("hello")
+
+
+@pytest.mark.parametrize(
+    ("text", "groups", "pinned"),
+    [
+        (
+            "groups: {g: {members: [big, code], exclusive: false}}",
+            {"g": (["big", "code"], "1")},
+            [],
+        ),
+        (
+            (
+                "groups: {g: {members: [big, code]}, always: {members: [embed, rank], swap: false, "
+                "persistent: true, exclusive: false}}"
+            ),
+            {"g": (["big", "code"], "1 exclusive"), "always": (["embed", "rank"], "together")},
+            ["embed", "rank"],
+        ),
+        (
+            "routing: {router: {settings: {groups: {a b: {members: [an other], swap: true}}}}}",
+            {"a-b": (["an-other"], "exclusive")},
+            [],
+        ),
+        # It would keep all other models out for ever.
+        ("groups: {g: {members: [big], persistent: true}}", {}, ["big"]),
+        ("groups: {g: {members: [big, none], exclusive: false}}", {}, []),
+        (
+            "matrix: {vars: {o: an other}, sets: {llms: big | code, all: +llms & (embed | o)}}",
+            {
+                "matrix-1": (["big", "code"], "1"),
+                "matrix-2": (["embed", "an-other"], "1"),
+                "matrix-alone": (["rank"], "exclusive"),
+            },
+            [],
+        ),
+        ("matrix: {sets: {s: big & code & embed & rank & o}}", {"matrix-alone": None}, []),
+    ],
+)
+def test_groups_and_matrix_of_llama_swap(
+    text: str, groups: dict[str, tuple[list[str], str] | None], pinned: list[str]
+) -> None:
+    made = tomllib.loads(render(convert(GROUPS + text, "llama-swap", BASE, {})))
+    found = {
+        name: (
+            group["models"],
+            " ".join(
+                str(value) if key == "max_loaded" else key
+                for key, value in group.items()
+                if key != "models"
+            ),
+        )
+        for name, group in made.get("groups", {}).items()
+    }
+    assert found == {name: group or (["an-other"], "exclusive") for name, group in groups.items()}
+    assert [name for name, model in made["models"].items() if model.get("pinned")] == pinned
+    merge(made, None)  # no rule contradicts another
+
+
+@pytest.mark.parametrize("expression", ["", "big &", "big code", "big - code", "+s", "f(big)"])
+def test_a_matrix_that_is_no_expression_is_refused(expression: str) -> None:
+    with pytest.raises(SettingsInvalid, match=r"matrix\.sets\.s"):
+        convert(f"{GROUPS}matrix: {{sets: {{s: '{expression}'}}}}", "llama-swap", BASE, {})

@@ -56,7 +56,8 @@ PLACES = (
     *("models.a.filters.setParamsByID", "models.a.filters.setParamsByID.a:high"),
     *("models.a.filters.setParamsByID.a:high.x", "models.a.macros.m", "macros", "macros.m"),
     *("hooks", "hooks.on_startup", "hooks.on_startup.preload", "groups", "groups.g"),
-    *("groups.g.persistent", "groups.g.members", "peers", "peers.p", "peers.p.proxy"),
+    *("groups.g.persistent", "groups.g.members", "groups.g.swap", "groups.g.exclusive"),
+    *("matrix", "matrix.vars", "matrix.sets", "matrix.sets.s", "peers", "peers.p", "peers.p.proxy"),
     *("peers.p.models", "peers.p.apiKey", "routing", "routing.router.settings.groups.g.members"),
     *("healthCheckTimeout", "globalTTL", "apiKeys", "stray", "~"),
 )
@@ -108,6 +109,11 @@ def _flow(value: str | dict[str, Any]) -> str:
 @given(llama_swaps())
 @example("models: &a [*a]\nmacros: &a [*a]")
 @example("models: {a: {cmd: !!bool maybe}}")
+@example("models: {a: {cmd: 'llama-server -m a.gguf'}}\nmatrix: {sets: {s: '+t', t: '+s'}}")
+@example(f"models: {{a: {{cmd: 'llama-server -m a.gguf'}}}}\nmatrix: {{sets: {{s: {'(' * 999}a}}}}")
+@example(
+    f"models: {{a: {{cmd: 'llama-server -m a.gguf'}}}}\nmatrix: {{sets: {{s: {'a&' * 2000}a}}}}"
+)
 @example("models: {a: {cmd: 'llama-server -m a.gguf', ttl: 2024-01-02}}")
 def test_any_value_at_any_place_of_a_llama_swap_file(text: str) -> None:
     converts_or_refuses(text, "llama-swap")
