@@ -28,6 +28,7 @@ from supervisor.models import metadata
 from supervisor.models.gguf import Header
 from supervisor.models.metadata import Gguf
 from supervisor.models.tensors import DFLASH
+from supervisor.output import size
 from supervisor.system import files
 from supervisor.system.files import open_regular, stat_regular
 
@@ -173,7 +174,7 @@ def reason_against_mtp(model: Gguf, spec_types: Collection[str]) -> str | None:
 AUTO: Final = "auto"
 # A draft model is at most 1/4 of its model, because it must be much faster.
 _SMALLER: Final = 4
-# A draft model that the user sets and that is larger than this share hardly pays.
+# A draft model that the user sets may be larger, up to this share: above it, drafting only costs.
 _SHARE_MAX: Final = 0.5
 # Files examined, by name; a directory may contain all models of a machine.
 _FILES_MAX: Final = 64
@@ -209,7 +210,8 @@ def choose(
     """Choose the draft model; reads files or their cached metadata.
 
     `spec_types` are the build's drafting types; `takes_heads` takes draft heads beside the model if
-    nothing is set. Raises SettingsInvalid: the configured draft model has another vocabulary.
+    nothing is set. Raises SettingsInvalid: the configured draft model has another vocabulary, or
+    more than half of the model's size.
     """
     if isinstance(setting, Path):
         return _read_draft(setting, model, cache_dir)
@@ -235,12 +237,15 @@ def _read_draft(path: Path, model: Gguf, cache_dir: Path) -> Draft:
             f"{path} cannot draft for {model.path}: {misfit}",
             hint='use a smaller model of the same family, or none; draft = "auto" looks for one',
         )
-    share = found.tensor_bytes / model.tensor_bytes if model.tensor_bytes else 0
-    if found.drafts_for or share <= _SHARE_MAX:
-        return Draft(found)
-    warning = f"the draft model {path.name} has {share:.0%} of its model's size, and drafting pays "
-    warning += "only if it is much faster: take one of a quarter or less"
-    return Draft(found, warnings=(warning,))
+    if not found.drafts_for and found.tensor_bytes > _SHARE_MAX * model.tensor_bytes:
+        drafting, own = size(found.tensor_bytes), size(model.tensor_bytes)
+        raise SettingsInvalid(
+            f"{path} is too large to draft for {model.path}: its weights take {drafting}, those of "
+            f"the model {own}; drafting pays only if the draft is much faster",
+            hint="use one of a quarter of the model's size or less; flags.spec-draft-model names "
+            "one of any size",
+        )
+    return Draft(found)
 
 
 def _smaller_model(model: Gguf, fitting: Sequence[Gguf]) -> Draft:

@@ -10,12 +10,12 @@ from support.corral_cli import CorralCli, until
 
 from supervisor.daemon.control_messages import DraftStatus
 
-# A model that drafts for itself, and one that looks words up with a batch that holds none of them.
+# A model with a smaller one, and one that looks words up with a batch that holds none of them.
 MODELS = """
-[models.itself]
-path = "{model}"
+[models.pair]
+path = "{large}"
 draft = "{model}"
-[models.itself.flags]
+[models.pair.flags]
 parallel = 1
 [models.words]
 path = "{model}"
@@ -44,16 +44,21 @@ def drafts(corral: CorralCli) -> list[DraftStatus]:
 
 def test_draft_acceptance_is_shown(corral: CorralCli, tmp_path: Path) -> None:
     model = tiny_gguf.make(tmp_path / "cycle.gguf", mode="cycle")
-    corral.configure(MODELS.format(model=model))
+    large = tiny_gguf.make(tmp_path / "large.gguf", mode="cycle", layers=8, ff=512)
+    corral.configure(MODELS.format(model=large, large=large))
+    refused = corral("plan", "pair")
+    assert refused.returncode == 78
+    assert "is too large to draft for" in refused.stderr
+    corral.configure(MODELS.format(model=model, large=large))
     corral.ok("start")
     assert answer(corral.url, "words")["draft_n"] > 32
-    answer(corral.url, "itself")
+    answer(corral.url, "pair")
     until(lambda: all(draft.acceptance for draft in drafts(corral)))
-    itself, words = drafts(corral)
-    assert itself.acceptance
-    assert itself.acceptance > 0.9
+    pair, words = drafts(corral)
+    assert pair.acceptance
+    assert pair.acceptance > 0.9
     assert words.drafted > 32
-    assert "itself.0: accepts" in corral.ok("status")
+    assert "pair.0: accepts" in corral.ok("status")
 
 
 HEADS = """

@@ -102,7 +102,8 @@ def test_the_draft_of_a_running_model_is_not_removed(
     corral.configure("")
     name = "org/Eyes-GGUF:Q8_0"
     (draft,) = (row for row in corral.data("model", "list")["models"] if row["name"] == name)
-    model, link = tmp_path / "made" / "model.gguf", tmp_path / "draft.gguf"
+    link = tmp_path / "draft.gguf"
+    model = tiny_gguf.make(tmp_path / "large.gguf", embd=256, heads=8, layers=4, ff=512)
     link.symlink_to(draft["path"])
     corral.configure(f'[models.chat]\npath = "{model}"\ndraft = "{link}"\n')
     corral.ok("start", "chat")

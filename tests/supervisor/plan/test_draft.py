@@ -13,6 +13,7 @@ from support.samples import model
 from supervisor.errors import ModelInvalid, SettingsInvalid
 from supervisor.models import metadata
 from supervisor.models.metadata import Gguf
+from supervisor.output import size
 from supervisor.plan.draft import (
     AUTO,
     Draft,
@@ -117,9 +118,10 @@ def test_a_model_runs_without_a_draft_that_cannot_be_read(
         assert str(path) in warning
 
 
-def test_a_draft_that_is_hardly_smaller_is_warned_of(chat: Gguf, cache: Path) -> None:
-    (warning,) = choose(chat.path, chat, cache_dir=cache).warnings
-    assert "has 100% of its model's size" in warning
+def test_a_draft_that_is_hardly_smaller_is_refused_with_the_sizes(chat: Gguf, cache: Path) -> None:
+    its = size(chat.tensor_bytes)
+    with pytest.raises(SettingsInvalid, match=f"weights take {its}, those of the model {its};"):
+        choose(chat.path, chat, cache_dir=cache)
 
 
 def test_a_draft_with_another_vocabulary_is_rejected(
