@@ -183,7 +183,7 @@ class LocalModels(Part):
         """Begin to load a model; raises UnknownModel, or ModelFailed if a command stopped it."""
         found = self._fleet.models.get(model)
         if found and not found.is_open:
-            raise failure(found, f"it is stopped (corral start {model})")
+            raise failure(found, found.refusal or f"it is stopped (corral start {model})")
         self._command("load", model)
 
     async def load_for_others(self, model: str) -> None:

@@ -24,6 +24,7 @@ from supervisor.cli.options import (
     Models,
     Names,
     read_flag,
+    read_seconds,
     verb,
     word,
 )
@@ -171,6 +172,24 @@ def load(models: Names) -> None:
 @verb(run_commands, "start.unload")
 def unload(models: Names) -> None:
     """Unload models until a request needs them; without names, all."""
+
+
+@verb(run_commands, "start.yield_devices", name="yield")
+def yield_devices(
+    duration: Annotated[
+        float | None, Argument(parser=read_seconds, metavar="[DURATION]", show_default=False)
+    ] = None,
+    end: bool = False,
+) -> None:
+    """Leave the devices to other programs for a time.
+
+    Models that use them finish their answers, save their conversations and stop; requests for them
+    fail meanwhile. At the end, those that were loaded are loaded again.
+
+    Args:
+        duration: Such as 90s, 30m or 2h; without one, until --end.
+        end: Take the devices back now.
+    """
 
 
 @verb(run_commands, "start.reload")
@@ -526,7 +545,7 @@ def tune(  # noqa: PLR0913, PLR0917 (a command has its options)
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "Use it": ("run", "start", "stop", "status", "ui", "connect"),
-        "Models": ("model", "load", "unload", "restart", "warm", "engine"),
+        "Models": ("model", "load", "unload", "restart", "yield", "warm", "engine"),
         "Look": ("top", "requests", "explain", "logs", "events", "slots", "usage", "record"),
         "Tune": ("plan", "profile", "bench", "tune", "trial", "capture", "replay"),
         "Operate": (

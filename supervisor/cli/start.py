@@ -177,6 +177,12 @@ def restart(models: Sequence[str]) -> CommandResult:
     return command(client, "restart", resolve_running(models, client.status()), wait=True)
 
 
+def yield_devices(duration: float | None, *, end: bool) -> CommandResult:
+    found = follow(Client(directories().control_socket).yield_devices(duration, end=end))
+    text = messages.yield_text(found.yielded) if found.yielded else "the devices are in use again"
+    return CommandResult(found, text)
+
+
 def load(models: Sequence[str]) -> CommandResult:
     client = Client(directories().control_socket)
     return command_adding(client, "load", models, client.status(), wait=True)

@@ -147,6 +147,15 @@ class Client:
     def command(self, verb: str, models: Sequence[str]) -> Stream[messages.DaemonStatus]:
         """Start, stop, restart, load or unload models, all if none is named; until that is done."""
 
+    @_operation("POST", "/v1/devices/yield", "done", "progress")
+    def yield_devices(
+        self, duration_s: float | None, *, end: bool = False
+    ) -> Stream[messages.DaemonStatus]:
+        """Stop models that use devices, until that is done; `end`: load them again.
+
+        `duration_s`: after which it ends by itself; None if only a command ends it.
+        """
+
     @_operation("POST", "/v1/reload", "reloaded", "progress")
     def reload(self, *, dry_run: bool) -> Stream[messages.ReloadReport]:
         """Reload the settings, until they are applied or rejected."""

@@ -522,6 +522,13 @@ class DeviceStatus(Message):
     problem: str | None
 
 
+class YieldStatus(Message):
+    """Devices are left to other programs; `left_s`: None without a limit."""
+
+    left_s: float | None
+    models: list[str]
+
+
 class DaemonStatus(Message):
     """The daemon, its models and instances.
 
@@ -547,6 +554,7 @@ class DaemonStatus(Message):
     capture: CaptureStatus | None
     batches: list[BatchQueueStatus]
     devices: list[DeviceStatus]
+    yielded: YieldStatus | None
 
 
 class ReloadReport(Message):
@@ -597,6 +605,12 @@ def capture_text(status: CaptureStatus) -> str:
         f"{status.model}: its requests are captured, {status.requests} so far{dropped}, "
         f"{size(status.size_bytes)}, for {duration(status.left_s)} more"
     )
+
+
+def yield_text(status: YieldStatus) -> str:
+    time = "until corral yield --end" if status.left_s is None else f"for {duration(status.left_s)}"
+    stopped = f"; stopped for that: {', '.join(status.models)}" if status.models else ""
+    return f"the devices are left to other programs {time}{stopped}"
 
 
 ADD_KEY: Final = "corral key add NAME adds a key; then set api_keys_file under [proxy]"

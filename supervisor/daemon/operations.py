@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
@@ -57,6 +58,12 @@ class DaemonService:
 
     def command(self, verb: str, models: list[str]) -> Callable[[], bool]:
         return self._parts.admission.command(verb, models)
+
+    def yield_devices(
+        self, duration_s: Annotated[float, Field(gt=0, le=LIMIT_MAX_S)] | None, *, end: bool
+    ) -> Callable[[], bool]:
+        device_yield = self._parts.device_yield
+        return device_yield.end() if end else device_yield.begin(duration_s or math.inf)
 
     def reload(self, *, dry_run: bool) -> asyncio.Task[messages.ReloadReport | CorralError]:
         """Reload; emits an event at the end unless `dry_run`. DaemonBusy if a reload runs."""
@@ -182,6 +189,11 @@ class DaemonService:
             ),
             capture=model_status.capture_status(parts.captures.running),
             batches=model_status.batch_statuses(parts.app.batch_queue.stats()),
+            yielded=messages.YieldStatus(
+                None if math.isinf(left_s) else left_s, parts.device_yield.models
+            )
+            if (left_s := parts.device_yield.left_s) is not None
+            else None,
             devices=[
                 messages.DeviceStatus.of(card, throttled=card.throttled and [*card.throttled])
                 for card in parts.devices.latest

@@ -47,6 +47,7 @@ from supervisor.fleet.reload import Reload, Reread
 from supervisor.fleet.replace import Replacer
 from supervisor.fleet.stats import StatsReader
 from supervisor.loading.controller import AdmissionController
+from supervisor.loading.device_yield import DeviceYield
 from supervisor.loading.memory_usage import MemoryUsage
 from supervisor.plan.plan import CanaryTrial
 from supervisor.plan.setting import SettingsByFlag
@@ -95,6 +96,7 @@ class DaemonParts:
         self.devices = DeviceMonitor()
         self._memory_usage, replacer = MemoryUsage(self.fleet), Replacer(self.fleet)
         self.admission = AdmissionController(self.fleet, self.router, emit, self._memory_usage)
+        self.device_yield = DeviceYield(self.fleet, self.admission, self._memory_usage, emit)
         self._add_models(loaded, reread, replacer)
         threads = ThreadDecider.of_fleet(self.fleet, directories)
         self.adaptive = AdaptiveController(
@@ -151,6 +153,7 @@ class DaemonParts:
             self._warmer,
             self.fleet.slot_files,
             self.devices,
+            self.device_yield,
         )
 
     @property

@@ -128,7 +128,8 @@ class AdmissionController(Part):
 
     @contextmanager
     def request_load(self, model: Model) -> Iterator[None]:
-        model.refusal = None
+        if model.is_open:
+            model.refusal = None
         requests = self._requested_at_s.setdefault(model.entry.name, [])
         requested_at_s = self._clock()
         requests.append(requested_at_s)
@@ -170,6 +171,7 @@ class AdmissionController(Part):
         for model in self._fleet.select(names):
             self._commanded_at_s.pop(model.entry.name, None)
             model.is_open = verb == "restart" or (verb == "unload" and model.is_open)
+            model.refusal = None
             if verb == "restart":
                 self._fleet.planner.reductions.forget(model.entry.name)
             if verb == "stop" and self._requested_at_s.get(model.entry.name):

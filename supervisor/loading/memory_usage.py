@@ -178,7 +178,7 @@ class MemoryUsage:
         listed = self._fleet.device_memory
         replicas = self._fleet.all_replicas()
         is_changing = any(replica.instance.snapshot().state in _CHANGING for replica in replicas)
-        if listed.is_fresh or is_changing or not self._take_devices(models):
+        if listed.is_fresh or is_changing or not self.take_devices(models):
             return
         with suppress(CorralError):  # without an engine nothing is loaded
             engine = self._fleet.planner.engine()
@@ -188,7 +188,8 @@ class MemoryUsage:
                 self._taken, total, free, held, may_grow=listed.may_grow
             )
 
-    def _take_devices(self, models: Iterable[Model]) -> bool:
+    def take_devices(self, models: Iterable[Model]) -> bool:
+        """Return whether any of these models uses a device."""
         replicas = (replica for model in models for replica in model.replicas)
         return any(estimate.devices for estimate in filter(None, map(self._estimate, replicas)))
 

@@ -198,6 +198,28 @@ def test_other_programs_count_when_a_model_is_unloaded_for_another(
         assert asked.result(PATIENCE_S)[0] == 200
 
 
+def test_the_device_is_left_to_other_programs_and_taken_back(
+    configure: Callable[..., CorralCli],
+) -> None:
+    small = ON_DEVICE.replace("8192", "1024")
+    on_host = small.replace('"all"', "0")
+    corral = configure(
+        a=f"[models.a.flags]\n{small}",
+        b=f"[models.b.flags]\n{small}",
+        c=f"[models.c.flags]\n{on_host}",
+    )
+    corral.ok("start", "a", "c")
+    for said in (corral.ok("yield", "1h"), corral.ok("status")):
+        assert "the devices are left to other programs for" in said
+        assert "stopped for that: a, b" in said
+    assert corral.model_states() == {"a": "failed", "b": "failed", "c": "loaded"}
+    status, text = ask(corral, "b")
+    assert (status, "its devices are left to other programs" in text) == (503, True)
+    assert ask(corral, "c")[0] == 200
+    assert "the devices are in use again" in corral.ok("yield", "--end")
+    assert corral.model_states() == {"a": "loaded", "b": "unloaded", "c": "loaded"}
+
+
 def test_a_successor_that_does_not_fit_beside_its_model_replaces_it_in_place(
     configure: Callable[..., CorralCli], corral: CorralCli, device: SmallDevice
 ) -> None:

@@ -29,6 +29,7 @@ STATUS = DaemonStatus(
     batches=[],
     workers=[],
     devices=[],
+    yielded=None,
 )
 
 

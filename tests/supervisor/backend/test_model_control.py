@@ -25,7 +25,9 @@ class Admission:
 
 
 def adapter(admission: Admission, events: EventStream) -> LocalModels:
-    stopped = SimpleNamespace(is_open=False, entry=SimpleNamespace(name="stopped", path=Path("x")))
+    stopped = SimpleNamespace(
+        is_open=False, refusal=None, entry=SimpleNamespace(name="stopped", path=Path("x"))
+    )
     served = {"chat": SimpleNamespace(is_open=True), "stopped": stopped}
     fleet = cast("Any", SimpleNamespace(models=served))
     models = LocalModels(fleet, cast("Any", admission), events)
