@@ -33,6 +33,7 @@ from proxy.endpoints.requests import (
     UsageEndpoint,
     UsageReader,
 )
+from proxy.endpoints.slot_files import SlotFileHost, SlotFilesEndpoint
 from proxy.forward.forward import Forward
 from proxy.forward.inspection import CapturePoint
 from proxy.http.body import Bodies
@@ -67,6 +68,7 @@ class Backend:
     history: RequestHistory | None = None
     load_forecaster: LoadForecaster | None = None  # without it, estimates have no loads
     usage: UsageReader | None = None
+    slot_files: SlotFileHost | None = None
     conversations: Conversations | None = None  # without it, conversations cannot be forgotten
 
 
@@ -137,6 +139,7 @@ class App:
             estimator,
             self.capture,
             admission=core.admission,
+            process=backend.process,
         )
         own = OwnRequests(core, forward)
         batches = BatchCompletions(own, self.batch_queue)
@@ -171,6 +174,8 @@ class App:
         yield EngineTools(core)
         if backend.usage:
             yield UsageEndpoint(core, backend.usage)
+        if backend.slot_files:
+            yield SlotFilesEndpoint(core, backend.slot_files)
         if backend.warmer:
             yield WarmEndpoint(core, backend.warmer)
         if backend.engine:

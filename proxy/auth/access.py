@@ -55,6 +55,8 @@ _PAGE_PATHS: Final = _PAGES | {SESSION, END_SESSION}
 PREFIXES: Final = "/corral/v1/prefixes"
 # Tells another llama-corral its models, memory and requests.
 MACHINE: Final = "/corral/v1/machine"
+# Copies slot files to other machines.
+SLOT_FILES: Final = "/corral/v1/slot-files"
 # Polled by other machines, which name themselves by a hop.
 MODELS: Final = "/v1/models"
 # Health probes and the polls of other machines do not count towards a key's limits. Of a session's

@@ -50,6 +50,8 @@ class Run:
     has_ended: bool = False
     has_failed: bool = False  # Whether it ended without being stopped.
     is_latest: bool = True  # Whether it is the latest process of its instance.
+    # The llama-corral that runs it: empty for this one, None if another machine did not tell it.
+    process: str | None = ""
 
     @property
     def ratio_step(self) -> int:
@@ -460,9 +462,13 @@ class SlotFileIndex:
         self, file: SlotFile, prompt: Prompt, blocks: int, *, is_whole: bool
     ) -> SavedPrompt:
         tokens = min(file.tokens, prompt.tokens if is_whole else blocks * BLOCK_TOKENS)
-        read_s = self._byte_s.get(file.cache_key, self._read_byte_s) * file.size_bytes
-        cost = read_s * self._prefill_tps.get(file.cache_key, _PREFILL_TPS)
-        return SavedPrompt(file, tokens, blocks, round(cost), is_whole)
+        cost = self.cost_tokens(file.cache_key, file.size_bytes)
+        return SavedPrompt(file, tokens, blocks, cost, is_whole)
+
+    def cost_tokens(self, cache_key: str, size_bytes: int, transfer_s: float = 0.0) -> int:
+        """Return the tokens that could be computed in the time of getting and reading a file."""
+        read_s = self._byte_s.get(cache_key, self._read_byte_s) * size_bytes
+        return round((transfer_s + read_s) * self._prefill_tps.get(cache_key, _PREFILL_TPS))
 
     def _smallest(self, cache_key: str, holders: int) -> SlotFile | None:
         of_none = _bits(holders & self._without_conversation, _COMPARED_MAX)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final
 
-from proxy.cache.fingerprint import ConversationFingerprint, RestoredSlot
+from proxy.cache.fingerprint import ConversationFingerprint, RestoredSlot, SlotFile
 from proxy.cache.holders import (
     RATIO_STEPS,
     Conversation,
@@ -30,7 +30,13 @@ from proxy.cache.holders import (
 )
 from proxy.cache.host_cache import HostCache, SlotContent
 from proxy.cache.miss_cause import RecentPrompts
-from proxy.cache.prompt import BLOCK_TOKENS, Prompt, toggle_model_name
+from proxy.cache.prompt import (
+    BLOCK_TOKENS,
+    CacheOwner,
+    Prompt,
+    toggle_model_name,
+    toggle_owner,
+)
 from proxy.cache.remote_prefixes import PrefixDigests
 from proxy.cache.save_policy import SlotFileMeasures
 from proxy.cache.slot_map import SlotMap
@@ -121,15 +127,17 @@ class PrefixIndex:
         # The supervisor gives each process its own key.
         identity = (upstream.api_key, upstream.socket, upstream.host, upstream.port)
         name, filled = upstream.name, sorted(filled, key=attrgetter("task"))
-        before = self._runs.get(name)
+        node, before = upstream.node, self._runs.get(name)
+        process = (node.process or None) if node else ""
         if before and before.identity == identity:
+            before.process = process
             return
         if before:
             self._end(before)
         bit = ~self._used & (self._used + 1)  # the lowest unused one
         self._used |= bit
         resumable, cache_key = upstream.resumable_prompts, upstream.cache_key
-        run = self._runs[name] = Run(name, identity, bit, resumable, cache_key)
+        run = self._runs[name] = Run(name, identity, bit, resumable, cache_key, process=process)
         host_cache = None
         if upstream.can_name_slots and upstream.host_cache_bytes and upstream.token_bytes:
             host_cache = HostCache(
@@ -202,6 +210,14 @@ class PrefixIndex:
         if self.remote.holders:
             owner, cached = self._add_remote(prompt, owner, cached)
         return CacheHint(owner, cached, held, saved, conversation)
+
+    def holder(self, hint: CacheHint, name: str) -> str | None:
+        """Return the process that has a conversation, for an instance; None if unknown or its own.
+
+        Empty: it is on this machine.
+        """
+        run = hint.conversation.run if hint.conversation else self._runs.get(hint.owner or "")
+        return run.process if run and run.name != name else None
 
     def available_blocks(self, upstream: Upstream, prompt: Prompt) -> int:
         """Return the blocks of a prompt in an instance's idle slots, host cache or files."""
@@ -324,6 +340,13 @@ class PrefixIndex:
         """Note the hashes of prompts that a node reports for its model."""
         named = (toggle_model_name(digest, upstream.model) for digest in hashes)
         self.remote.add(upstream.name, named, self._clock())
+
+    def report_file(self, model: str, file: SlotFile, client: str, owner: CacheOwner) -> None:
+        """Report a file from another machine to a client, as if its turns were answered here."""
+        runs = (run for run in self.with_files.values() if run.cache_key == file.cache_key)
+        if self.digests.is_read and (run := next(runs, None)):
+            turns = (toggle_owner(turn, owner) for turn in file.fingerprint.turn_hashes)
+            self.digests.add(run.name, model, client, turns)
 
     def forget_conversations(
         self, turn_hashes: Collection[int]

@@ -265,16 +265,25 @@ def with_answer(kind: EndpointKind, members: Mapping[str, Any], text: str) -> di
 def _new_seeds(model: str, owner: CacheOwner, lora: object) -> tuple[int, int, hashlib.blake2b]:
     """Return the seeds of the blocks, of the owner and of the turns."""
     seed = [model, lora, owner.name] if owner.is_alone else [model, lora]
-    salt = _name_hash(f"\0{owner.name}") if owner.name else 0
+    salt = _salt(owner)
     return xxh3_64_intdigest(orjson.dumps(seed)), salt, _new_hasher(orjson.dumps(lora))
 
 
 _seeds: Final = lru_cache(maxsize=256)(_new_seeds)
 
 
+def _salt(owner: CacheOwner) -> int:
+    return _name_hash(f"\0{owner.name}") if owner.name else 0
+
+
 def toggle_model_name(turn_hash: int, model: str) -> int:
     """Remove the model's name from a turn's hash, or mix it in again."""
     return turn_hash ^ _name_hash(model)
+
+
+def toggle_owner(turn_hash: int, owner: CacheOwner) -> int:
+    """Remove an owner that shares caches from a turn's hash, or mix it in again."""
+    return turn_hash if owner.is_alone else turn_hash ^ _salt(owner)
 
 
 def session_hash(model: str, client: str, session: str, scales: Scales = ()) -> int:

@@ -97,9 +97,14 @@ class PrefixDigests:
         reply: Mapping[str, Any] | None,
     ) -> None:
         """Note that an instance answered a prompt of a client."""
-        now_s = self._clock()
         answered = (prompt.hash_with_reply(reply),) if reply else ()
-        for turn_hash in map(prompt.shared_turn_hash, (*prompt.turn_hashes, *answered)):
+        turns = map(prompt.shared_turn_hash, (*prompt.turn_hashes, *answered))
+        self.add(instance, model, client, turns)
+
+    def add(self, instance: str, model: str, client: str, turns: Iterable[int]) -> None:
+        """Note turns, without an owner that shares caches, of a client's conversation."""
+        now_s = self._clock()
+        for turn_hash in turns:
             self._add((client, model, toggle_model_name(turn_hash, model)), instance, now_s)
         while len(self._entries) > HASHES_MAX:
             self._entries.popitem(last=False)

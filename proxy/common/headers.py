@@ -37,6 +37,8 @@ DRAINING: Final = "X-Corral-Draining"
 PRIORITY: Final = "X-Corral-Priority"
 # In a request from another proxy: its client, whose caches are for no other.
 CACHE_OWNER: Final = "X-Corral-Cache-Owner"
+# In a request from another proxy: the process that has most of its conversation.
+HOLDER: Final = "X-Corral-Holder"
 # In a response: the model that answered in place of another. In a request: `none` forbids that.
 FALLBACK: Final = "X-Corral-Fallback"
 # In a request: `repair` has broken tool calls repaired, `pass` forbids it.

@@ -34,7 +34,7 @@ from multidict import CIMultiDict
 
 from proxy.auth.api_keys import Admission
 from proxy.auth.keys_file import Key
-from proxy.common.headers import CACHE_OWNER, EVENT_STREAM, HOP, JSON, PRIORITY, for_client
+from proxy.common.headers import CACHE_OWNER, EVENT_STREAM, HOLDER, HOP, JSON, PRIORITY, for_client
 from proxy.errors import (
     ProxyError,
     Retry,
@@ -110,7 +110,9 @@ class Forward:
         capture: CapturePoint | None = None,
         *,
         admission: Admission | None = None,
+        process: str = "",
     ) -> None:
+        self._process = process  # identifies this process for nodes
         self._estimator = estimator
         self._admission = admission
         self._router = router
@@ -397,6 +399,8 @@ class Forward:
         )
         if node := upstream.node:
             sent = await readdress(sent, node, request)
+            if node.process and lease.holder is not None:
+                sent.headers[HOLDER] = lease.holder or self._process
         lease.is_reported = False
         try:
             async with UpstreamResponse(upstream, sent, self._settings) as received:

@@ -25,6 +25,7 @@ from proxy.auth.access import (
     MODELS,
     PREFIX,
     SIGNED_IN,
+    SLOT_FILES,
     UNCOUNTED,
     WITH_PARTS,
     Access,
@@ -175,7 +176,7 @@ class RequestMiddleware:
                 self._origins.check(request)
             if request.method == "OPTIONS" and _PREFLIGHT in fields:
                 response: web.StreamResponse = preflight_response(request)
-            elif self._server_state.is_draining:
+            elif self._server_state.is_draining and not _is_for_other_machine(request):
                 raise Draining("the server is stopping; retry later")  # noqa: TRY301
             else:
                 with self._authorize(request):
@@ -229,9 +230,15 @@ class RequestMiddleware:
             return _UNLIMITED
         is_counted = request.path == CHAT or SIGNED_IN not in request
         is_poll = request.path == MODELS and HOP in request.headers
+        is_poll = is_poll or request.path.startswith(SLOT_FILES)
         if request.path in UNCOUNTED or is_poll or not is_counted:
             return _UNLIMITED
         return self._admission.request(key, has_parts=request.path in WITH_PARTS)
+
+
+def _is_for_other_machine(request: web.BaseRequest) -> bool:
+    """Return whether another machine asks for what this one leaves behind when it stops."""
+    return request.method == "GET" and request.path.startswith(SLOT_FILES)
 
 
 def _error_of(request: web.BaseRequest, record: AccessRecord, error: Exception) -> ProxyError:

@@ -174,7 +174,7 @@ class ConfiguredNode:
         aliases: tuple[str, ...] = (),
         variants: tuple[str, ...] = (),
         *,
-        takes_keep_alive: bool = False,
+        process: str = "",
     ) -> Upstream:
         """Return a model as an instance; `model` is the node's id of it, `here` is ours."""
         url, address = self.settings.parsed_url, self.address
@@ -197,7 +197,7 @@ class ConfiguredNode:
                 variants,
                 self.tls.current if self.tls else None,
                 address.hostname if address else "",
-                takes_keep_alive=takes_keep_alive,
+                process=process,
             ),
         )
 

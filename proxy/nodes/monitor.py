@@ -17,6 +17,7 @@ import asyncio
 import functools
 import random
 import secrets
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, Literal
@@ -109,6 +110,8 @@ class NodePoller:
         self._slots.clear()
 
 
+# The latest processes are known for a while after their records were removed or they stopped.
+_PROCESSES_MAX: Final = 4096
 # A node is idle after this many reads without news.
 _IDLE_READS: Final = 60
 # The node has no digests; after a restart it may have.
@@ -305,6 +308,8 @@ class NodeMonitor:
             models = [model.id for model in remote_models if model.is_loaded]
             self._nodes.emit("node.up", node=self.node.name, models=models)
         self.process = process
+        if process:
+            self._nodes.note_process(process, self.node)
         upstreams = self._upstreams(remote_models)
         for name in self.admitted.keys() - upstreams.keys():
             self._nodes.router.withdraw(name)
@@ -324,7 +329,7 @@ class NodeMonitor:
                     self._poller.slots_of(remote_model),
                     remote_model.aliases,
                     remote_model.variants,
-                    takes_keep_alive=bool(self.process),
+                    process=self.process,
                 )
                 upstreams[upstream.name] = upstream
         return upstreams
@@ -400,6 +405,7 @@ class NodeMonitors:
     _monitors: dict[str, NodeMonitor] = field(factory=dict, init=False)
     _names: dict[str, tuple[str, ...]] = field(factory=dict, init=False)
     _leaving: dict[str, NodeMonitor] = field(factory=dict, init=False)
+    _processes: OrderedDict[str, ConfiguredNode] = field(factory=OrderedDict, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.process = secrets.token_hex(_RANDOM_BYTES)  # that of this llama-corral
@@ -420,6 +426,18 @@ class NodeMonitors:
         others = (other for other in self if other is not monitor and other.process == process)
         same = next(others, None) if process else None
         return f"it is the same as {same.node.name}" if same else None
+
+    def node_of(self, process: str) -> ConfiguredNode | None:
+        """Return the node that ran a process lately, as the settings have it."""
+        return self._processes.get(process)
+
+    def peers(self, model: str) -> list[ConfiguredNode]:
+        """Return the llama-corrals that serve a model now."""
+        return [
+            monitor.node
+            for monitor in self
+            if monitor.process and any(found.model == model for found in monitor.admitted.values())
+        ]
 
     def monitors_of(self, entry: str) -> list[NodeMonitor]:
         return [self._monitors[name] for name in self._names.get(entry, ())]
@@ -446,6 +464,18 @@ class NodeMonitors:
         self._names[entry] = tuple(wanted)
         self.on_change()
         self.forget_unused()
+
+    def note_process(self, process: str, node: ConfiguredNode) -> None:
+        self._processes[process] = node
+        self._processes.move_to_end(process)
+        if len(self._processes) > _PROCESSES_MAX:
+            self._processes.popitem(last=False)
+
+    def forget_processes(self, node: ConfiguredNode) -> None:
+        """Forget the processes of a node that the settings no longer have."""
+        gone = [key for key, its in self._processes.items() if its.settings is node.settings]
+        for process in gone:
+            del self._processes[process]
 
     def leaving(self) -> list[NodeMonitor]:
         """Return the removed nodes that still answer requests."""

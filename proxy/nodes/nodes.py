@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Literal, NoReturn
+
+from prometheus_client import Metric
 
 from proxy import errors
 from proxy.common.background_tasks import persist
@@ -38,6 +40,8 @@ from proxy.nodes.model_list import (
 )
 from proxy.nodes.monitor import NodeMonitor, NodeMonitors, NodeState
 from proxy.nodes.settings import parse_name_server
+from proxy.nodes.slot_files import NodeSlotFiles
+from proxy.observe.metrics import gauge
 from proxy.observe.record import Emit
 from proxy.request.models import ModelInfo, ModelLoader, ModelNames, OnLoad, do_nothing_on_load
 from proxy.router.router import Router
@@ -165,6 +169,7 @@ class Nodes:
         self._is_stale = asyncio.Event()
         self.set_nodes(nodes)
         router.signals.connect_failed.connect(self.mark_suspect)
+        self.slot_files = NodeSlotFiles(self._monitors)
 
     @property
     def process(self) -> str:
@@ -188,6 +193,7 @@ class Nodes:
                 if self._discoveries.pop(name, None):
                     self._monitors.tasks.end("discovery", name)
                 self._monitors.replace(name, (), _REMOVED)
+                self._monitors.forget_processes(node)
         for name, node in configured.items():
             if not node.is_found:
                 self._monitors.replace(name, (node,), _REMOVED)
@@ -226,6 +232,10 @@ class Nodes:
                 if not (node.is_found and monitor.state == "same")
             ]
         return [*found, *(stats_of(monitor, self._router) for monitor in self._monitors.leaving())]
+
+    def metrics(self) -> Iterator[Metric]:
+        monitors = (monitor for monitor in self._monitors if monitor.state != "same")
+        yield gauge("node_up", {(found.node.name,): float(found.is_up) for found in monitors})
 
     async def ask(self, question: Question, query: Mapping[str, str]) -> list[NodeAnswer]:
         """Ask each node in use; names without all addresses come last, with their problem."""

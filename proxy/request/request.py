@@ -28,6 +28,7 @@ from proxy.auth.api_keys import KEY
 from proxy.cache.prompt import ANYONE, CacheOwner, Prompt, read_prompt
 from proxy.common.headers import (
     CACHE_OWNER,
+    HOLDER,
     HOP,
     PRIORITY,
     SESSION_FIRST,
@@ -125,6 +126,7 @@ class ProxyRequest:
     priority: Priority = "interactive"
     session: str | None = None
     is_from_proxy: bool = False  # Whether another llama-corral forwarded it; then no node gets it.
+    holder: str = ""  # The process of a node that has most of its conversation; empty: unknown.
     is_background: bool = False  # Whether no client waits for it; then it does not prevent eviction
     # Whether it belongs to a request that was queued before, so that the queue's limit does not
     # apply.
@@ -234,6 +236,8 @@ def complete(read: ProxyRequest, request: web.BaseRequest, request_id: str, path
         read.priority = "batch"
     read.session = session_id(given, read.json)
     read.is_from_proxy = HOP in given
+    if HOLDER in given and (key is None or key.admin):
+        read.holder = given[HOLDER]
     # Like llama-server's router mode. Source: tools/server/server-models.cpp.
     if read.query:
         read.is_autoload = request.query.get("autoload", "") in {"", "1", "true"}

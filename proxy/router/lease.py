@@ -391,6 +391,8 @@ class Lease(InFlightRequest):
     # The engine must reuse nothing, because that could be another owner's.
     is_cache_off: bool = False
     is_continued: bool = False  # A running process is known to have its conversation.
+    # The process that has its conversation: empty for this one, None if unknown or the instance's.
+    holder: str | None = None
     # It waited for the instance that has its conversation, although another had a slot free.
     has_awaited_owner: bool = False
     is_beside_own: bool = False  # Another request used the slot that held its conversation.

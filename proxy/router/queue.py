@@ -699,6 +699,7 @@ class SlotAssignment:
             hint = hint or self.prefix_index.look_up(prompt, queued.session)
             lease.expected_cached = most_tokens(hint.held, instance.bit)
             lease.is_continued = hint.conversation is not None
+            lease.holder = self.prefix_index.holder(hint, instance.upstream.name)
             lease.has_awaited_owner = queued.awaited is not None
             if queued.beginning_since_s is not None:
                 lease.beginning_wait_s = now_s - queued.beginning_since_s

@@ -76,6 +76,7 @@ from proxy.router.lease import (
 )
 from proxy.router.model_queue import Load, ModelDemand, ModelQueue, ModelQueues
 from proxy.router.next_turns import NextTurns
+from proxy.router.node_files import NodeFileTaker
 from proxy.router.queue import QueuedRequest, queue_entry
 from proxy.router.registry import Instances, InstanceTasks
 from proxy.router.slot_saver import SlotSaver
@@ -225,7 +226,10 @@ class Router:
         )
         # The number of conversations that were not saved, by model and reason.
         self.saves_skipped: Mapping[tuple[str, NoFile], int] = self._saver.skipped
-        self._slot_selector = SlotSelector(self.cache, self.registry, settings, self._saver)
+        self.node_files = NodeFileTaker(self.cache)  # Takes slot files from other machines.
+        self._slot_selector = SlotSelector(
+            self.cache, self.registry, settings, self._saver, self.node_files
+        )
         self._cache_findings = CacheFindings(self.cache, clock)
 
     # Called by the supervisor and the nodes.

@@ -39,6 +39,7 @@ from proxy.errors import UpstreamTimeout
 from proxy.observe.cache_finding import BY_CLIENT, OF_PLACE, CacheFinding, NoFile, Tier
 from proxy.request.request import ProxyRequest, is_single
 from proxy.router.lease import Clock, Lease, RoutingTarget
+from proxy.router.node_files import NodeFileTaker
 from proxy.router.registry import Instances
 from proxy.router.slot_saver import SlotSaver
 from proxy.settings import ProxySettings
@@ -91,6 +92,7 @@ class SlotSelector:
     _instances: Instances
     _settings: ProxySettings
     _saver: SlotSaver
+    _taker: NodeFileTaker
 
     async def select(self, lease: Lease) -> None:
         """Set a lease's slot, and `id_slot` if its request must name it.
@@ -114,6 +116,7 @@ class SlotSelector:
         if not upstream.cache_key:
             await self._prepare(lease, slot_map, reach, is_alone=True)
             return
+        await self._taker.take(lease)
         # Only a slot of known number is prepared beside others.
         is_filled = known is not None and self._saver.has_file(lease, known)
         order = lease.instance.slot_order

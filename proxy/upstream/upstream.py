@@ -32,8 +32,12 @@ class Node:
     # The context for connections with `is_tls`; None: a context that trusts the system's CAs.
     tls: Callable[[], ssl.SSLContext] | None = field(default=None, compare=False, repr=False)
     hostname: str = ""  # The name in its certificate; empty: the host of the instance.
-    # Whether it is a llama-corral, which knows the member `keep_alive`.
-    takes_keep_alive: bool = False
+    process: str = ""  # The random word of its process; empty if it is no llama-corral.
+
+    @property
+    def takes_keep_alive(self) -> bool:
+        """Whether it knows the member `keep_alive`, as each llama-corral does."""
+        return bool(self.process)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,9 @@
 """Drain machines in turn, under load: how many tokens others compute again.
 
 Three machines on loopback, each a llama-corral with one engine of one thread, share a directory of
-slot files (`slots_directory`); a front sends turns to them. While the clients go on, each machine
+slot files (`slots_directory`), or copy slot files from each other (`--files copied`); a front sends
+turns to them. With `--mbit`, each machine has a network namespace, and the kernel limits the rate
+of its network in both directions; that needs root. While the clients go on, each machine
 is stopped, which drains it, and started again. Tokens come from the engines' `timings`. The time of
 a first token is compared with that of computing the same prompt, at the speed of the first turns
 of the conversations in this run.
@@ -12,12 +14,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -64,12 +67,14 @@ def main() -> int:
     """Run the conversations, print the figures, and return 1 if a goal was missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--conversations", type=int, default=WORKLOAD.conversations)
-    parser.add_argument("--private", action="store_true", help="without a shared directory")
+    ways = ("shared", "copied", "private")
+    parser.add_argument("--files", choices=ways, default="shared", help="how machines get files")
+    parser.add_argument("--mbit", type=int, help="of the network of each machine; needs root")
     parser.add_argument("--tiny", action="store_true", help="use a random model of 270 kB")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
     options = parser.parse_args()
     workload = replace(WORKLOAD, conversations=options.conversations)
-    found = _result(*_run(workload, is_shared=not options.private, is_tiny=options.tiny))
+    found = _result(*_run(workload, options.files, options.mbit, is_tiny=options.tiny))
     found.write(options.json)
     for figure in found.figures:
         print(f"{figure.name}: {figure.values} {figure.unit}")
@@ -81,7 +86,7 @@ def main() -> int:
 
 
 def _run(
-    workload: Workload, *, is_shared: bool, is_tiny: bool
+    workload: Workload, files: str, mbit: int | None, *, is_tiny: bool
 ) -> tuple[WorkloadResult, Sequence[float]]:
     """Return the turns, and when each drain began; monotonic."""
     turns, drains, answered = workload.conversations * workload.turns, list[float](), [0]
@@ -92,11 +97,22 @@ def _run(
             if is_tiny
             else pinned.find_pin("smollm2").path(directories().models)
         )
-        shared = f'[supervisor]\nslots_directory = "{home / "slots"}"\n' if is_shared else ""
-        machines = [_corral(stack, shared + _model_text(model)) for _ in range(MACHINES)]
+        store = {
+            "shared": f'slots_directory = "{home / "slots"}"',
+            "copied": "",
+            "private": "slots_send_rate = 0",
+        }
+        tables = f"[supervisor]\n{store[files]}\n{_model_text(model)}"
+        places = stack.enter_context(_network(mbit)) if mbit else dict.fromkeys(range(MACHINES))
+        hosts = [f"10.213.7.{2 + number}" if mbit else "127.0.0.1" for number in places]
+        urls = [f"http://{host}:{free_port()}" for host in hosts]
+        machines = [
+            _corral(stack, url, tables + _nodes_text({*urls} - {url}), namespace)
+            for url, namespace in zip(urls, places.values(), strict=True)
+        ]
         for machine in machines:
             machine.ok("start")
-        front = _corral(stack, "".join(_nodes_text(machines)))
+        front = _corral(stack, f"http://127.0.0.1:{free_port()}", _nodes_text(urls))
         front.ok("start")
         until(lambda: [node.state for node in front.status().nodes] == ["up"] * MACHINES)
 
@@ -121,11 +137,49 @@ def _run(
     return result, drains
 
 
-def _corral(stack: ExitStack, tables: str) -> CorralCli:
+class _Machine(CorralCli):
+    """Runs commands, and so its daemon, in a network namespace."""
+
+    namespace: str | None = None
+
+    def argv(self, *words: str) -> list[str]:
+        inside = ["ip", "netns", "exec", self.namespace] if self.namespace else []
+        return [*inside, *super().argv(*words)]
+
+
+@contextmanager
+def _network(mbit: int) -> Iterator[dict[int, str | None]]:
+    """Make namespaces with an address each, 10.213.7.2 and more, behind a bridge."""
+    bridge, names = "corral-bench", {number: f"corral-bench-{number}" for number in range(MACHINES)}
+    limit = f"root tbf rate {mbit}mbit burst {max(1_000_000, 500 * mbit)} latency 50ms"
+    with ExitStack() as ends:
+
+        def run(words: str, undo: str = "") -> None:
+            subprocess.run(words.split(), check=True)
+            if undo:
+                ends.callback(subprocess.run, undo.split(), check=False)
+
+        run(f"ip link add {bridge} type bridge", f"ip link del {bridge}")
+        run(f"ip addr add 10.213.7.1/24 dev {bridge}")
+        run(f"ip link set {bridge} up")
+        for number, name in names.items():
+            run(f"ip netns add {name}", f"ip netns del {name}")
+            run(f"ip link add cb{number} type veth peer name eth0 netns {name}")
+            run(f"ip link set cb{number} master {bridge} up")
+            run(f"ip -n {name} addr add 10.213.7.{2 + number}/24 dev eth0")
+            for device in ("lo", "eth0"):
+                run(f"ip -n {name} link set {device} up")
+            run(f"tc qdisc add dev cb{number} {limit}")
+            run(f"ip netns exec {name} tc qdisc add dev eth0 {limit}")
+        yield dict(names)
+
+
+def _corral(stack: ExitStack, url: str, tables: str, namespace: str | None = None) -> CorralCli:
     home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="corral-")))
-    corral = CorralCli(home)
+    corral = _Machine(home)
+    corral.namespace = namespace
     # A machine has the same port after its restart.
-    corral.configure(f'[proxy]\nlisten = "127.0.0.1:{free_port()}"\n{tables}')
+    corral.configure(f'[proxy]\nlisten = "{url.removeprefix("http://")}"\n{tables}')
     stack.callback(corral.end)
     return corral
 
@@ -136,9 +190,9 @@ def _model_text(model: Path) -> str:
     return f'[models.chat]\npath = "{model}"\n[models.chat.flags]\n{rendered}\n'
 
 
-def _nodes_text(machines: Sequence[CorralCli]) -> Iterator[str]:
-    for number, machine in enumerate(machines):
-        yield f'[nodes.n{number}]\nurl = "{machine.url}"\n'
+def _nodes_text(urls: Collection[str]) -> str:
+    entries = enumerate(sorted(urls))
+    return "".join(f'[nodes.n{number}]\nurl = "{url}"\n' for number, url in entries)
 
 
 def _moves(turns: Sequence[Turn], drains: Sequence[float]) -> Iterator[Move]:

@@ -146,16 +146,22 @@ class Daemon:
     async def _drain(self) -> None:
         """Let requests in flight finish; abort those that take too long.
 
-        The next turns of other conversations already go to other daemons, which may share files.
+        The next turns of other conversations already go to other daemons, which may share files,
+        or copy them. With sockets that outlive this process, its successor has the files.
         """
         limit_s = self.parts.settings.supervisor.drain_timeout_s
         limit_s = min(limit_s, self._hosts.drain_max_s if self._hosts else math.inf)
-        fleet = self.parts.fleet
+        fleet, exchange = self.parts.fleet, self.parts.slot_exchange
+        are_copied = exchange.hands_over and not self._notifier.sockets
         async with self._deadline(limit_s), asyncio.TaskGroup() as group:
             draining = group.create_task(self.parts.server.drain(limit_s))
-            if fleet.planner.launches.slot_persistence.store.shared:
+            if are_copied:
+                await exchange.hand_over()
+            if are_copied or fleet.planner.launches.slot_persistence.store.shared:
                 await cache_commands.save_until_idle(fleet.all_replicas(), self.parts.router)
             await draining
+            if are_copied:
+                await exchange.hand_over()
         await self.parts.server.close()
 
     async def _stop(self) -> None:

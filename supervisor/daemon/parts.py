@@ -31,6 +31,7 @@ from supervisor.backend.machine_models import MachineModelsAdapter
 from supervisor.backend.models import LocalModels
 from supervisor.backend.ollama import OllamaHostAdapter
 from supervisor.backend.settings_file import SettingsFileAdapter
+from supervisor.backend.slot_exchange import SlotExchange
 from supervisor.backend.slot_storage import ConversationForgetter, PromptWarmerAdapter
 from supervisor.backend.usage import RecordsAdapter, UsageEngines, UsageRecorder
 from supervisor.daemon.cache_status import caches_status
@@ -113,6 +114,15 @@ class DaemonParts:
         self.layer_mover = LayerMover(self.fleet, replacer, shares, emit, now_s)
         self._warmer = PromptWarmerAdapter(self.fleet, self.router, emit)
         self.conversations = ConversationForgetter(self.fleet, self.router)
+        self.slot_exchange = SlotExchange(
+            self.fleet.slot_files,
+            self.nodes.slot_files,
+            self.router,
+            lambda: self.fleet.planner.launches.slot_persistence.store,
+            lambda: self.settings.supervisor,
+            emit,
+        )
+        self.router.node_files.connect(self.slot_exchange)
         self.trials = Trials(self.fleet, self.router.count_in_flight, directories.trials)
         self.canaries = Canaries(
             self.fleet, self.reload, self.trials, self._canary_trials, emit, directories.canaries
@@ -130,6 +140,7 @@ class DaemonParts:
         self.is_reachable = bool(proxy_settings.outside_addresses(proxy))
         self.captures = Captures(self.app.capture, self.fleet, emit)
         self.hooks = Hooks(self.reload, self.fleet, self.app.requests.models, emit)
+        self.metrics.add(self.nodes.metrics)
         for part in self.parts:
             events.add_sink(part.observe)
             self.metrics.add(part.metrics)
@@ -254,5 +265,6 @@ class DaemonParts:
             history=records,
             load_forecaster=models,
             usage=records,
+            slot_files=self.slot_exchange,
             conversations=self.conversations,
         )

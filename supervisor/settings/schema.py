@@ -80,6 +80,12 @@ class SupervisorSettings(tables.InstanceLimits, EvictionSettings):
     slots_write_budget: Annotated[tables.Bytes, Field(ge=0, le=2**60)] = 32 * 1024**3
     """conversations written to disk in an hour while their model serves, in bytes or as in 32 GiB;
     0: they are saved only when their model is unloaded"""
+    slots_send_rate: Annotated[tables.Bytes, Field(ge=0, le=2**60)] = 1024**3
+    """bytes per second of saved conversations that other machines may copy from here, all copies
+    together, in bytes or as in 100 MiB; 0: none"""
+    slots_hand_over_s: float = Field(20, ge=0, le=3600)
+    """for how long a daemon that stops waits until nodes have copied its saved conversations; 0: it
+    offers none"""
     record_requests: bool = True
     """record sizes and pauses of answered requests, never a text, for this user alone; `corral
     bench --workload yours` replays them"""

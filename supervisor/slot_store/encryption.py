@@ -246,6 +246,11 @@ class SlotContent:
     def is_readable(self, manifest: Manifest) -> bool:
         return not manifest.key_id or manifest.key_id in self.keys
 
+    @staticmethod
+    def stored_bytes(manifest: Manifest) -> int:
+        size_bytes = manifest.size_bytes
+        return encrypted_bytes(size_bytes) if manifest.key_id else size_bytes
+
     def complete(
         self, unverified: Manifest, spooled: Path, header: slot_file.SlotFileHeader
     ) -> Manifest:

@@ -234,6 +234,20 @@ class Catalogue:
         names = self._by_turn.find((cache_key, turn_hash) for turn_hash in fingerprint.turn_hashes)
         return [self._files[name] for name in names]
 
+    def latest_of_turns(self, cache_key: str, turn_hashes: Sequence[int]) -> CataloguedFile | None:
+        """Return the file of the latest of these turns, oldest first, from which it continues."""
+        for turn_hash in reversed(turn_hashes):
+            names = self._by_turn.find([(cache_key, turn_hash)])
+            found = [
+                entry
+                for entry in map(self._files.__getitem__, names)
+                if not entry.file.is_recurrent
+                or entry.file.fingerprint.turn_hashes[-1] == turn_hash
+            ]
+            if found:
+                return max(found, key=lambda entry: entry.file.tokens)
+        return None
+
     def anonymous(self, cache_key: str) -> list[CataloguedFile]:
         """Return the files of no conversation, the latest used first."""
         found = (

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from prometheus_client import Metric
 
-from proxy.cache.fingerprint import ConversationFingerprint
+from proxy.cache.fingerprint import ConversationFingerprint, SlotFile
 from proxy.common.background_tasks import worker_threads
 from proxy.observe.metrics import gauge
 from proxy.upstream.engine_state import SlotState
@@ -336,11 +336,21 @@ class SlotFiles(Part):
             _run_timed, spooled.store.add, spooled.path, new, others, budget.tokens_min
         )
         if manifest is not None:
-            known = self.catalogue.add(manifest).file
-            names = self.catalogue.find_replaced(known, budget.tokens_min)
-            await self._delete([*names, *(file.name for file in replaced)])
-            await self.evict()
+            await self._add(manifest, (file.name for file in replaced))
         return manifest, self.limits.note_stored(new.size_bytes, duration_s)
+
+    async def adopt(self, copy: Path, manifest: Manifest) -> SlotFile:
+        """Store a copy of another machine's file. Raises OSError, AccessDenied."""
+        async with self._lock:
+            await self.run(self._persistence().store.adopt, copy, manifest)
+            return await self._add(manifest)
+
+    async def _add(self, manifest: Manifest, replaced: Iterable[str] = ()) -> SlotFile:
+        known = self.catalogue.add(manifest).file
+        tokens_min = self._persistence().limits.tokens_min
+        await self._delete([*self.catalogue.find_replaced(known, tokens_min), *replaced])
+        await self.evict()
+        return known
 
     async def delete(self, names: Iterable[str]) -> None:
         """Delete files, after the router has forgotten them."""

@@ -31,7 +31,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -61,7 +61,7 @@ from supervisor.slot_store.slot_file import (
     refit,
 )
 from supervisor.system import files
-from supervisor.system.files import open_regular, write_atomic
+from supervisor.system.files import open_regular, sync, write_atomic
 from supervisor.system.paths import file_name, is_ours, make_private, name_of_file
 
 _ENTRIES_MAX: Final = 64
@@ -267,7 +267,7 @@ class SlotStore:
     def mark_used(self, manifest: Manifest, now: datetime) -> None:
         """Set the time of the latest use of a file; a missing file is not an error."""
         with suppress(OSError):
-            set_time(self._path(manifest).with_suffix(_MANIFEST), now)
+            set_time(self.path(manifest).with_suffix(_MANIFEST), now)
 
     def is_ours(self, manifest: Manifest) -> bool:
         """Return whether this daemon saved a file, or it is left to it."""
@@ -277,7 +277,7 @@ class SlotStore:
         """Return the files that another daemon used since their manifests were read, and when."""
         found = {}
         for manifest in manifests:
-            now = read_manifest(self._path(manifest).with_suffix(_MANIFEST))
+            now = read_manifest(self.path(manifest).with_suffix(_MANIFEST))
             if isinstance(now, Manifest) and now.used_at > manifest.used_at:
                 found[manifest.name] = now.used_at
         return found
@@ -287,7 +287,7 @@ class SlotStore:
 
         What memory holds of the file is read from the disk again.
         """
-        with suppress(FileNotFoundError), open_regular(self._path(manifest)) as file:
+        with suppress(FileNotFoundError), open_regular(self.path(manifest)) as file:
             if hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             began_at_s = time.monotonic()
@@ -327,7 +327,7 @@ class SlotStore:
             headers = {}
             for other in others:
                 with suppress(InvalidSlotFile, OSError):  # reported before it is restored
-                    headers[other] = self.content.header(self._path(other), other)
+                    headers[other] = self.content.header(self.path(other), other)
             redundant, replaced = is_redundant(header, unverified.used_at, headers, tokens_min)
             if redundant:
                 return None, []
@@ -359,7 +359,7 @@ class SlotStore:
             InvalidSlotFile: The file differs from its manifest.
             OSError: The disk is full, read-only, or failed.
         """
-        path = self._path(manifest)
+        path = self.path(manifest)
         link = spool / f"{manifest.name}.{secrets.token_hex(4)}{_DATA}"
         draft = link.with_suffix(_DRAFT)  # until an engine may have read it
         try:
@@ -385,10 +385,18 @@ class SlotStore:
             draft.unlink(missing_ok=True)
         return link
 
+    def sha256(self, manifest: Manifest) -> bytes:
+        """Return the SHA-256 of a file as it is stored. Raises OSError."""
+        return bytes.fromhex(files.sha256_of(self.path(manifest)))
+
+    def manifest_text(self, manifest: Manifest) -> str:
+        """Return a manifest as it is stored. Raises OSError."""
+        return self.path(manifest).with_suffix(_MANIFEST).read_text("utf-8")
+
     def header(self, manifest: Manifest) -> SlotFileHeader:
         """Read the header of a file; raises InvalidSlotFile if it differs from its manifest."""
         try:
-            return self.content.header(self._path(manifest), manifest)
+            return self.content.header(self.path(manifest), manifest)
         except OSError as error:
             raise InvalidSlotFile(f"it cannot be read: {error.strerror}") from error
 
@@ -459,9 +467,28 @@ class SlotStore:
 
     def _put(self, spooled: Path, manifest: Manifest) -> None:
         make_private(self._kept)
-        target = make_private(self._directory(manifest.model)) / f"{manifest.name}{_DATA}"
+        make_private(self._directory(manifest.model))
+        self._add(manifest, lambda target: self.content.put(spooled, target, manifest))
+
+    def new_copy(self, manifest: Manifest) -> Path:
+        """Make an empty file for a copy of another machine's file. Raises OSError, AccessDenied."""
+        make_private(self._own)
+        make_private(self._kept)
+        directory = make_private(self._directory(manifest.model))
+        path = directory / f"{manifest.name}.{secrets.token_hex(4)}{_DRAFT}"
+        path.touch(0o600, exist_ok=False)
+        return path
+
+    def adopt(self, copy: Path, manifest: Manifest) -> None:
+        """Store a copy of another machine's file, as it is stored there. Raises OSError."""
+        sync(copy)
+        self._add(manifest, copy.replace)
+
+    def _add(self, manifest: Manifest, put: Callable[[Path], object]) -> None:
+        """Have a file put into its place, and then add its manifest; an error removes it."""
+        target = self.path(manifest)
         try:
-            self.content.put(spooled, target, manifest)
+            put(target)
             write_atomic(target.with_suffix(_MANIFEST), dump(self.content.seal(manifest)))
             set_time(target.with_suffix(_MANIFEST), manifest.used_at)
         except OSError:
@@ -470,12 +497,12 @@ class SlotStore:
 
     def drop(self, manifests: Iterable[Manifest]) -> None:
         for manifest in manifests:
-            path = self._path(manifest)
+            path = self.path(manifest)
             # The manifest first: a file without one does not count.
             path.with_suffix(_MANIFEST).unlink(missing_ok=True)
             path.unlink(missing_ok=True)
 
-    def _path(self, manifest: Manifest) -> Path:
+    def path(self, manifest: Manifest) -> Path:
         return self._directory(manifest.model) / f"{manifest.name}{_DATA}"
 
     def _directory(self, model: str) -> Path:

@@ -42,6 +42,7 @@ from proxy.dashboard.host import (
     Verb,
 )
 from proxy.endpoints.prometheus import Metrics
+from proxy.endpoints.slot_files import SlotFileHost
 from proxy.errors import NotFound, ProxyError
 from proxy.nodes.gather import NodeAnswer, Question
 from proxy.nodes.nodes import NodeStats
@@ -456,6 +457,7 @@ class ProxyHarness:
         self.history = FakeHistory()
         self.conversations = FakeConversations()
         self.dashboard = FakeDashboardHost()
+        self.slot_files: SlotFileHost | None = None
         self.sockets: Sequence[socket.socket] = ()
         self.idle_timeout_s = 75.0
         self._directory = directory
@@ -495,6 +497,7 @@ class ProxyHarness:
             ollama=self.ollama,
             history=self.history,
             dashboard=self.dashboard,
+            slot_files=self.slot_files,
             conversations=self.conversations,
         )
         app = App(self.router, settings, self.metrics, backend)

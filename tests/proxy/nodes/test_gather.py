@@ -51,6 +51,8 @@ async def test_each_node_answers_or_its_problem_is_told() -> None:
         await stack.enter_async_context(near.running())
         await until(lambda: near.states() == [True] * len(scripts) + [False])
         answers = {found.node: found for found in await near.nodes.ask("usage", {"by": "key,day"})}
+        (family,) = near.nodes.metrics()
+        up = {sample.labels["node"]: sample.value for sample in family.samples}
         call = await fakes["good"].calls.get()
     assert call.line == "GET /corral/v1/usage?by=key%2Cday HTTP/1.1"
     assert call.headers["X-Corral-Hop"] == "1"
@@ -62,3 +64,4 @@ async def test_each_node_answers_or_its_problem_is_told() -> None:
     assert problems["list"] == problems["text"] == "its answer is not that of a llama-corral"
     assert "too large" in problems["huge"]
     assert "takes no connection" in problems["gone"]
+    assert up == dict.fromkeys(scripts, 1.0) | {"gone": 0.0}

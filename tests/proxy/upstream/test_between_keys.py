@@ -578,7 +578,7 @@ async def test_a_node_is_told_the_owner_or_to_reuse_nothing(
 ) -> None:
     await begin(proxy, tmp_path, share_caches="key")
     fake = await proxy.fake(is_admitted=False)
-    node = Node("far", "chat", takes_keep_alive=is_corral)
+    node = Node("far", "chat", process="p" if is_corral else "")
     proxy.router.admit(replace(fake.upstream(), node=node))
     told = []
     for headers in (ANNA, ANNA, BEN):
