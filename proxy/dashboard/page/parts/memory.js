@@ -44,7 +44,7 @@ function Device({ name, ...device }) {
     ["Throttled by", device.throttled?.length ? device.throttled : null, (reasons) => reasons.join(", ")],
     ["Problem", device.problem, (problem) => problem],
   ].filter(([, value]) => value != null);
-  return html`<div class="memory-bar" role="group" aria-label=${name}>
+  return html`<div class="device" role="group" aria-label=${name}>
     <h2>${name}</h2>
     <dl class="facts">
       ${figures.map(([label, value, show]) => html`<div key=${label}><dt>${label}</dt><dd>${show(value)}</dd></div>`)}
