@@ -1,9 +1,10 @@
 """The real engine and the models that tests run. All are found, or fetched, once a session."""
 
 import functools
+import gc
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +30,10 @@ os.umask(0o022)
 # each start where other tests run. Source: libgomp, OMP_WAIT_POLICY.
 os.environ["OMP_WAIT_POLICY"] = "passive"
 
+# Loading the Vulkan drivers takes half of an engine's start; the tests of devices show them again
+# (`software_device.SHOW`). Source: Vulkan-Loader, LoaderInterfaceArchitecture.md.
+os.environ["VK_LOADER_DRIVERS_DISABLE"] = "*"
+
 # Every httpx client would parse all certificates of the system, which takes 30 ms.
 httpx._transports.default.create_ssl_context = functools.cache(  # type: ignore[attr-defined]
     httpx.create_ssl_context
@@ -46,6 +51,16 @@ hypothesis.settings.register_profile("same", _SAME)
 # New examples: scripts/fuzz --only properties
 hypothesis.settings.register_profile("search", _SAME, derandomize=False, max_examples=1000)
 hypothesis.settings.load_profile("same")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Import the test modules in half the time: their objects stay, so none is looked at again."""
+    gc.disable()
+    collected = yield
+    gc.freeze()
+    gc.enable()
+    return collected
 
 
 @pytest.fixture(scope="session")
@@ -73,7 +88,7 @@ def engine_path(engine: Engine) -> Path:
 
 @pytest.fixture(scope="session")
 def engine_library_dirs(engine: Engine) -> tuple[Path, ...]:
-    """Return what must come first in LD_LIBRARY_PATH for quantised models to run here."""
+    """Return the directories that go first in LD_LIBRARY_PATH for quantised models to run here."""
     return engine.library_dirs
 
 

@@ -67,7 +67,7 @@ def _corral(root: Path) -> CorralCli:
 
 
 def _kill_one(corral: CorralCli, victim: str, moments: random.Random) -> tuple[float, float]:
-    """Seconds until nothing is left of what must end; then the same after a kill of the host."""
+    """Seconds until all processes have ended that must; then the same after a kill of the host."""
     reader, writer = os.pipe()
     quiet = subprocess.DEVNULL
     argv = ["node", str(HOST), "slow"]

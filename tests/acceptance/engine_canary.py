@@ -55,7 +55,7 @@ exec "{engine}" "$@"
 
 @dataclass
 class Answers:
-    """What the clients got; `flaws` are answers that were incomplete, cut or altered."""
+    """The answers that clients got; `flaws` are answers that were incomplete, cut or altered."""
 
     whole: int = 0
     slowest_s: float = 0.0

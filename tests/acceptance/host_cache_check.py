@@ -54,7 +54,7 @@ class Chat:
     """A conversation.
 
     Attributes:
-        tokens: Of its next prompt, without what the user will add.
+        tokens: Of its next prompt, without the user's next message.
         system_tokens: That others begin with too: they may be found where nothing is held.
     """
 
@@ -65,7 +65,7 @@ class Chat:
 
 @dataclass
 class Shares:
-    """How often the belief was right, by what was believed."""
+    """How often the belief was right, by believed place."""
 
     right: dict[str, int] = field(default_factory=dict)
     all: dict[str, int] = field(default_factory=dict)

@@ -44,7 +44,7 @@ _CHATS: Final = {
 
 
 _OTHERS: Final[tuple[Literal["lfm2", "jamba", "mamba"], ...]] = ("lfm2", "jamba", "mamba")
-# By kind: what writes its model, and its flags.
+# By kind: the function that writes its model, and its flags.
 _KINDS: Final[Mapping[str, tuple[Callable[..., Path], str]]] = {
     "dense": (tiny_gguf.make, ""),
     "window": (functools.partial(tiny_gguf.make, layers=6, window=64), ""),
@@ -83,7 +83,7 @@ def main() -> int:
 
 
 def _next_turns(ahead_share: float, api: str, kinds: Sequence[str]) -> int:
-    """Print what the next turn finds of each kind and template; return 1 if it is too little."""
+    """Print the tokens that the next turn finds, by kind and template; return 1 if too few."""
     print(f"{'kind':12}{'template':10}{'running':>16}{'after kill -9':>16}")
     is_enough = True
     for kind in kinds:

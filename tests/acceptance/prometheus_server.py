@@ -40,7 +40,7 @@ class Binaries:
         return (done.stdout + done.stderr).splitlines()[0]
 
     def complaints(self, text: str) -> list[str]:
-        """What `promtool check metrics` says of a page, a line each."""
+        """The output of `promtool check metrics` for a page, a line each."""
         done = subprocess.run(
             [self.promtool, "check", "metrics"],
             input=text,

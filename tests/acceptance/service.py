@@ -140,7 +140,7 @@ def _mount(*words: str) -> None:
 
 
 def checks(container: Container, port: int) -> Iterator[tuple[str, bool, str]]:
-    """Yield what was tried, whether it went well, and a figure."""
+    """Yield the attempt, whether it went well, and a figure."""
     models = container.root / "srv" / "models"
     models.mkdir(parents=True)
     tiny_gguf.make(models / "tiny.gguf").chmod(0o644)

@@ -68,7 +68,7 @@ PARALLEL: Final = f"flags = {{ parallel = {SLOTS}, ctx-size = 16384 }}"
 
 @dataclass
 class Counts:
-    """What became of the requests of all clients; `lost` has a reason for each."""
+    """The outcome of the requests of all clients; `lost` has a reason for each."""
 
     whole: int = 0
     cancelled: int = 0

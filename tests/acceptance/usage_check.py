@@ -253,11 +253,11 @@ class Check:
         return _figures([sum(row[name] for row in rows) for name in _NAMES])
 
     def counted(self) -> Figures:
-        """What all engines counted, once they are idle."""
+        """The counts of all engines, once they are idle."""
         return _sum(_engine_counters(instance.pid) for instance in self.corral.instances().values())
 
     def compare(self, part: str, before: Figures) -> None:
-        """Wait until what was recorded since `before` is what the engines counted."""
+        """Wait until the usage recorded since `before` equals the engines' counts."""
         deadline = time.monotonic() + 20
         while (difference := _minus(self.counted(), _minus(self.recorded(), before))) != (0, 0, 0):
             if time.monotonic() > deadline:
@@ -297,7 +297,7 @@ async def _run(corral: CorralCli, root: Path, count: int, seed: int) -> int:
         sending = group.create_task(check.send(count // 4))
         await asyncio.sleep(check.chance.uniform(4, 6))
         in_flight = len(corral.data("requests"))
-        # The engines end what they have; what they counted is read before they are gone.
+        # The engines finish their requests; their counts are read before they are gone.
         psutil.Process(daemon.pid).send_signal(signal.SIGSTOP)
         counted = await _counted_at_rest(engines)
         daemon.kill()
@@ -320,7 +320,7 @@ async def _run(corral: CorralCli, root: Path, count: int, seed: int) -> int:
 
 
 async def _counted_at_rest(pids: Sequence[int | None]) -> Figures:
-    """What engines counted when they have ended what they had."""
+    """The engines' counts when they have finished their requests."""
     for _ in range(100):
         if not any(_engine(pid)["requests_processing"] for pid in pids):
             break

@@ -130,7 +130,7 @@ def test_tools_are_called_over_several_turns(client: openai.OpenAI) -> None:
 
 
 def test_a_conversation_is_stored(client: openai.OpenAI) -> None:
-    """Its second turn computes only what is new."""
+    """Its second turn computes only the new tokens."""
     first = client.responses.create(input=CAPITAL, **COLD)
     assert first.usage
     second = client.responses.create(

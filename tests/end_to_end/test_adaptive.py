@@ -82,7 +82,7 @@ async def take_turns(url: str) -> None:
 
 
 async def cached_tokens(url: str) -> list[int]:
-    """Have four more clients ask at the same time; return what was found of each prompt."""
+    """Have four more clients ask at the same time; return the cached tokens of each prompt."""
     async with aiohttp.ClientSession(url) as http, asyncio.TaskGroup() as group:
         asking = [group.create_task(ask(http, client)) for client in range(8, 12)]
     usages = [task.result()["usage"] for task in asking]

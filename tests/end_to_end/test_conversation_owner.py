@@ -16,7 +16,7 @@ class Conversation:
     """One conversation, over either API.
 
     Args:
-        seed: What makes it another than the others.
+        seed: Makes it differ from the others.
         path: Of the page.
     """
 

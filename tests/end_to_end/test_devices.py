@@ -1,6 +1,6 @@
-"""Models on Mesa's software Vulkan device: those that fit, and those that do not.
+"""Models on Mesa's software Vulkan device: some fit, others do not.
 
-The engine computes there and logs what it allocates; only the size of the device is not its own.
+The engine computes there and logs its allocations; only the size of the device is not its own.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def configure(corral: CorralCli, device: SmallDevice, wide_model: Path) -> Calla
 
 
 def listed_model(corral: CorralCli, model: str) -> dict[str, Any]:
-    """Return what clients are told of a model."""
+    """Return the description of a model that clients get."""
     with urllib.request.urlopen(f"{corral.url}/v1/models", timeout=PATIENCE_S) as response:
         models: list[dict[str, Any]] = json.load(response)["data"]
     return next(entry for entry in models if entry["id"] == model)
@@ -126,7 +126,7 @@ def test_after_the_device_is_full_at_a_load_less_is_tried_and_shown(
     assert "the device's memory is full" in failed.stderr
     corral.ok("stop", "b")
 
-    corral.ok("start", "c")  # what it sets itself stays
+    corral.ok("start", "c")  # its own settings stay
     kept = corral.data("plan", "c")
     assert (kept["ctx_size"], [*kept["reduced"]]) == (8192, ["cache-type-k", "cache-type-v"])
 
@@ -189,7 +189,7 @@ def test_other_programs_count_when_a_model_is_unloaded_for_another(
     corral.ok("start", "a", "b")
     assert corral.model_states() == {"a": "loaded", "b": "loaded"}
     corral.ok("unload", "b")
-    device.set_free(5)  # of what is left, another program takes the rest
+    device.set_free(5)  # another program takes the remaining memory
     until(lambda: corral.model_states()["b"] == "unloaded")
     with ThreadPoolExecutor() as threads:
         asked = threads.submit(ask, corral, "b")

@@ -55,7 +55,7 @@ MACHINE = [(psutil, "virtual_memory")]
 def fails_thrice(
     name: str, hit: dict[str, asyncio.Event], real: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Return a function that fails three times before it does what it should."""
+    """Return a function that fails three times before it works."""
     left = [3]
 
     def call(*given: Any, **named: Any) -> Any:

@@ -14,8 +14,8 @@ class Fault:
     """Something wrong with a start.
 
     Attributes:
-        said: What stderr must say, piece by piece.
-        exit_code: What the command must end with.
+        said: The pieces of text that stderr must contain.
+        exit_code: The exit code of the command.
         settings: corral.toml; MODEL stands for the path of a good one, HOME for ours.
     """
 
@@ -90,7 +90,7 @@ def test_a_failed_start_reports_its_reason_and_leaves_nothing_behind(
 
     corral.configure(filled(fault.settings))
     corral.env |= {key: filled(value) for key, value in fault.env.items()}
-    corral("engine", "path")  # so that what is cached after a first run is cached
+    corral("engine", "path")  # so that the results of a first run are cached
     failed = corral("start")
 
     assert failed.returncode == fault.exit_code, failed.stderr

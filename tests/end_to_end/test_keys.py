@@ -92,7 +92,7 @@ flags = {{ parallel = 2, ctx-size = 4096, threads = 1, embedding = true, pooling
 def test_a_text_is_computed_for_each_key_where_keys_share_nothing(
     corral: CorralCli, engine: Engine, tiny_model: Path, share: str
 ) -> None:
-    """With the pooling `last`, build 10434 reuses what it has of a text, and 11434 does not."""
+    """With the pooling `last`, build 10434 reuses the cache of a text, and 11434 does not."""
     keys = corral.root / "config" / "keys.toml"
     corral.configure(VECTORS.format(keys=keys, model=tiny_model, share=share))
     owners = [corral.data("key", "add", name)["key"] for name in ("anna", "ben", "cora")]

@@ -66,7 +66,7 @@ def test_a_quantisation_is_chosen_and_told_before_it_comes(corral: CorralCli, hu
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_a_stopped_download_continues(corral: CorralCli, hub: FakeHub, how: signal.Signals) -> None:
-    """What is named by its file may be no model, so that its header is not asked for."""
+    """A file named directly may be no model, so its header is not requested."""
     hub.repositories[REPO] = {"mmproj-F16.gguf": CONTENT}
     words = ["model", "get", f"{REPO}:mmproj-F16.gguf"]
     # The first transfer is cut; then the hub asks to wait.

@@ -115,7 +115,7 @@ def test_a_killed_node_loses_no_request_that_can_move(nodes: NodeSetup) -> None:
         stream = nodes.stream(f"number {sum(map(len, streams.values()))}")
         instance = stream.headers["X-Corral-Instance"]
         streams[instance].append(stream)
-    engine.suspend()  # what it has got is in flight until the node is killed
+    engine.suspend()  # its requests are in flight until the node is killed
     with ThreadPoolExecutor(4) as clients:
         calls = [clients.submit(nodes.whole, f"{number} {LONG}") for number in range(4)]
         until(lambda: nodes.busy("one/chat") == 2)

@@ -34,7 +34,7 @@ def open_answer(corral: CorralCli, path: str, **members: Any) -> Any:
 
 @contextmanager
 def a_stream(corral: CorralCli) -> Iterator[None]:
-    """Have one that decodes for the length of the block."""
+    """Have a request decode for the length of the block."""
     members = {"prompt": "a story", "max_tokens": 2000, "ignore_eos": True, "stream": True}
     with open_answer(corral, "/v1/completions", **members) as response:
         assert response.readline().startswith(b"data: ")
@@ -66,7 +66,7 @@ def test_chunks_change_no_answer(corral: CorralCli, tiny_model: Path, path: str)
     members = prompt(path, 1)
     with a_stream(corral):
         text, cached, computed = figures(corral, path, members)
-    assert cached > 2 * computed > 0  # what the chunks computed is found
+    assert cached > 2 * computed > 0  # the tokens that the chunks computed are found
     whole, no_cache, all_tokens = figures(corral, path, {**members, "cache_prompt": False})
     assert (no_cache, all_tokens) == (0, cached + computed)
     assert text == whole

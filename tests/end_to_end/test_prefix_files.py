@@ -103,7 +103,7 @@ def test_of_two_requests_at_once_one_computes_the_common_beginning(
     beginning = first["prompt_tokens"] - second["prompt_tokens"]
     assert second["prompt_tokens"] < 0.1 * beginning
     assert second["cache_tier"] == "disk"
-    # The first one found in its slot what it had computed before its own request.
+    # The first replica found in its slot the prefix that it had computed.
     assert all(tokens < 0.1 * beginning for tokens in computed)
     saved = [file["tokens"] for file in corral.data("slots", "list")]
     assert any(0.9 * beginning < tokens < first["prompt_tokens"] for tokens in saved)

@@ -210,7 +210,7 @@ def test_a_replacement_that_fails_leaves_the_old_instance_serving(
     assert ready_pid(corral, "tiny") == pid
     assert ask(corral, "tiny")
     assert corral.status().models[0].aliases == []
-    # What failed is still different, so it is tried again, and put right it is kept.
+    # The failed model still differs, so it is tried again; once corrected, it stays.
     assert corral("reload").returncode == 1
     configure(slow=None)
     assert corral.data("reload")["kept"] == ["tiny.0"]

@@ -48,7 +48,7 @@ def converse(url: str, word: str, turns: int) -> list[str]:
 
 
 def recorded(corral: CorralCli) -> list[RecordedRequest]:
-    """Return what the file has, without a daemon."""
+    """Return the records of the file, without a daemon."""
     with closing(RecordStore(corral.root / "data")) as store:
         return list(store.answer("sizes", "chat"))
 

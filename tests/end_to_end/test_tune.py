@@ -21,7 +21,7 @@ def test_nothing_is_left_of_an_ended_search(corral: CorralCli, tiny_model: Path)
 
 
 def end_search(corral: CorralCli, number: signal.Signals, code: int) -> str:
-    """End a search once it has an engine, and return what it wrote once that has ended too."""
+    """End a search once it has an engine, and return its output once that has ended too."""
     process = subprocess.Popen(
         corral.argv("tune", "tiny", "--force"),
         env=corral.env,

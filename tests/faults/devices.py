@@ -57,7 +57,7 @@ def _out_of_memory(target: DaemonUnderTest) -> Seen:
     profile = target.root / "config" / "profiles" / "long.toml"
     profile.parent.mkdir()
     profile.write_text(f'description = "long"\n[flags]\nctx-size = 131072\n{_FLAGS}', "utf-8")
-    # What the driver allocates beyond that is refused, as by a card that is full.
+    # Further allocations of the driver are refused, as by a card that is full.
     target.write_engine(f"ulimit -v {limit_kib}\n{_RUN}")
     target.serve(model, f'engine = "{engine}"', 'profile = "long"')
     steps = target.events("model.reduced")

@@ -17,7 +17,7 @@ _MOMENT_MAX_S = 1.2
 
 @dataclass(frozen=True)
 class Kills:
-    """What came of many kills.
+    """The results of many kills.
 
     Attributes:
         daemons: Daemons killed.
@@ -91,13 +91,13 @@ def _wait_for_the_last(target: DaemonUnderTest) -> tuple[float, int]:
 
 @dataclass(frozen=True)
 class Kept:
-    """What many restarts left behind.
+    """The resources that many restarts left behind.
 
     Attributes:
         zombies: Children of the daemon that nobody buried.
         files_before: Files the daemon had open after the first restarts.
         files_after: And after the last.
-        memory_grown_bytes: What its memory grew by between the two.
+        memory_grown_bytes: Growth of its memory between the two.
         took_s: How long the restarts took.
     """
 

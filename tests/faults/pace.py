@@ -12,7 +12,7 @@ slack = 1.0
 
 
 def within(limit_s: float, took_s: float, what: str = "") -> tuple[str, str]:
-    """Return what is expected, and what was seen.
+    """Return the expected and the observed effect.
 
     Args:
         limit_s: How long it may take.

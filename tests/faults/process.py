@@ -56,7 +56,7 @@ def _(target: DaemonUnderTest) -> Seen:
     before = target.pid(name)
     psutil.Process(before).suspend()
     took_s = until(lambda: target.instance(name).state != "ready")
-    # Two intervals, and what it takes to see it.
+    # Two intervals, and the time to notice it.
     yield within(2.2 * interval_s, took_s, "out")
     yield "its stream ends in an error event", f"its stream {ending(mine)}"
     answers = {target.ask("m") for _ in range(4)}

@@ -42,7 +42,7 @@ FROM_FILE, COLD = "answered from disk", "answered from none"
 
 
 class Conversations:
-    """Five conversations over two slots: those that return are in files."""
+    """Five conversations over two slots: returning ones are in files."""
 
     def __init__(self, target: DaemonUnderTest, before: str = "") -> None:
         self.target = target
@@ -142,8 +142,8 @@ class Conversations:
                 os.kill(pid, signal.SIGCONT)
 
     def left(self) -> str:
-        """Return what stays in the spool directory."""
-        until(lambda: not any(self.spool.glob("*.new")))  # what is written is stored behind
+        """Return the files that stay in the spool directory."""
+        until(lambda: not any(self.spool.glob("*.new")))  # stored in the background
         return f"{[path.name for path in self.spool.iterdir()] or 'nothing'} left"
 
     def quarantined(self) -> list[str]:

@@ -38,7 +38,7 @@ def target(
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one request went: when it began, and `whole`, `error event`, or what was wrong."""
+    """How one request went: when it began, and `whole`, `error event`, or the fault."""
 
     began_at_s: float
     how: str
@@ -146,7 +146,7 @@ def test_a_suspended_daemon_withdraws_no_instance(target: DaemonUnderTest) -> No
     stream = target.stream("m")
     daemon = psutil.Process(target.corral.daemon_pid)
     daemon.suspend()
-    time.sleep(4 * INTERVAL_S)  # the time passing is what is tested
+    time.sleep(4 * INTERVAL_S)  # the test is about the time that passes
     psutil.Process(stopped).suspend()
     daemon.resume()
     while not unhealthy(target):  # two more looks have passed once the stopped one is withdrawn

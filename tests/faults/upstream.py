@@ -18,7 +18,7 @@ _LINE_BYTES: Final = 256 << 20
 _LISTEN: Final = '[proxy]\nlisten = "127.0.0.1:0"\n'
 
 
-# Answers of which a client may see no clean end, and those that are whole for all their oddity.
+# Answers that may have no clean end for a client, and odd answers that are complete.
 _BROKEN: Final = (
     "no HTTP",
     "HTML",

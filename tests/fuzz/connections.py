@@ -22,7 +22,7 @@ FILES_MAX: Final = 1024
 COUNT: Final = 2000
 _HOLD_S: Final = 6.0
 _ANSWERED_S: Final = 5.0
-# What each kind of idle client has sent.
+# The bytes that each kind of idle client has sent.
 _BEGINNINGS: Final = {
     "silent": b"",
     "half a header": b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Slow: ",

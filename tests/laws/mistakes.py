@@ -70,7 +70,7 @@ PAGES: Final[Mapping[str, tuple[dict[str, Any], Sequence[str]]]] = {
 
 
 def _inside(value: Any) -> Mapping[str, Sequence[Any]]:
-    """Return members that hold a wrong value somewhere within what is right."""
+    """Return members that hold a wrong value within a valid one."""
     answer = {"role": "assistant", "content": None}
     parts = [{"type": name, name: value} for name in ("text", "image_url", "input_audio")]
     functions = [value, {**_FUNCTION, "name": value}, {**_FUNCTION, "parameters": value}]

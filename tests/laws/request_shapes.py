@@ -196,7 +196,7 @@ def _shapes(path: str, *parts: st.SearchStrategy[dict[str, Any]]) -> st.SearchSt
     return st.tuples(*parts).map(joined)
 
 
-# What was once answered differently.
+# Requests that were once answered differently.
 KNOWN: Final[tuple[Shape, ...]] = (
     (CHAT, {"messages": _thread(_PREFILLS[0]), "max_tokens": 5}),
     (CHAT, {"messages": _thread(_PREFILLS[7]), "max_tokens": 5}),

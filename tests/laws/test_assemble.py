@@ -21,10 +21,10 @@ TEXT: Final = "/v1/completions"
 MESSAGES: Final = "/v1/messages"
 RESPONSES: Final = "/v1/responses"
 NATIVE: Final = "/completion"
-# What differs between two answers to the same request, whoever gives them.
+# Members that differ between two answers to the same request.
 PASSING: Final = {"id", "created", "timings", "created_at", "completed_at", "call_id", "id_slot"}
 
-# Says how tools are called, and that what stands between think marks is thought.
+# Says how tools are called, and that text between think marks is reasoning.
 TEMPLATE: Final = """
 {%- if tools %}{{ '<|im_start|>system\\nTools:' }}
 {%- for tool in tools %}{{ '\\n' + (tool | tojson) }}{% endfor %}
@@ -253,7 +253,7 @@ async def test_the_samples_match_their_names(direct: aiohttp.ClientSession) -> N
 
 
 def stable(answer: Any) -> Any:
-    """Return what of an answer is the same each time, in the shape that clients are given."""
+    """Return the members of an answer that are the same each time, as clients get them."""
     if isinstance(answer, list):
         return [stable(part) for part in answer]
     if not isinstance(answer, dict):
@@ -299,7 +299,7 @@ async def test_a_stream_is_the_engines_own_without_unrequested_progress(
 
 
 def events(stream: bytes) -> list[Any]:
-    """Return what the events say, in an order that two choices at once cannot change.
+    """Return the events, in an order that does not depend on which choice comes first.
 
     Several prompts at once begin with the event `null`, which says nothing and may be left out.
     """
@@ -311,7 +311,7 @@ def events(stream: bytes) -> list[Any]:
 
 
 def without_names(part: Any) -> Any:
-    """Return a part without what is made up anew for each answer."""
+    """Return a part without the members that differ in each answer."""
     if isinstance(part, list):
         return [without_names(entry) for entry in part]
     if not isinstance(part, dict):

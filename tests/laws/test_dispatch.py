@@ -44,7 +44,7 @@ class Visit:
 
 @dataclass
 class World:
-    """A dispatch, its engines, and what has become of everybody."""
+    """A dispatch, its engines, and the outcome of each request."""
 
     router: Router
     lag_s: float = 0.0
@@ -203,7 +203,7 @@ async def live(world: World, schedule: list[tuple[str, object]]) -> None:
                 await world.step(verb, what, visitors)
             for name in NAMES:
                 world.router.admit(upstream(name, world.slots.setdefault(name, 1)))
-        # What still ends has some time; then nothing may be left.
+        # Ending requests have some time; then nothing may be left.
         await asyncio.sleep(5)
         running.cancel()
     world.see_that_all_is_over()

@@ -53,7 +53,7 @@ async def test_no_mistake_of_a_client_is_a_fault_of_ours(proxy: ProxyHarness) ->
 
 
 def has_the_shape_of(path: str, said: dict[str, Any]) -> bool:
-    """Return whether an error is one that the client library of a page understands."""
+    """Return whether the client library of an API understands an error."""
     error = said["error"]
     if path.startswith("/v1/messages"):
         return said.keys() == {"type", "error"} and {"type", "message"} <= error.keys()

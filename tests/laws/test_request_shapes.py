@@ -174,7 +174,7 @@ def stops_of(members: dict[str, Any]) -> list[str]:
 
 
 def cut(part: Any, stops: list[str]) -> Any:
-    """Return a part of an answer, its texts without what may become more at their end.
+    """Return a part of an answer, its texts without an end that may grow.
 
     That is half a letter, or the beginning of a stop string. Where an answer ends at its limit, the
     engine shows it in a whole answer and not in a stream: the one difference that is left.
@@ -211,7 +211,7 @@ def events(stream: bytes) -> list[tuple[str, Any]]:
 
 
 def without_passing(part: Any) -> Any:
-    """Return a part of an answer without what differs each time, of `timings` its names alone."""
+    """Return a part of an answer without members that vary, of `timings` its names alone."""
     match part:
         case str():
             return MADE_UP.sub("", part)

@@ -456,7 +456,7 @@ async def test_an_internal_error_after_the_header_aborts_the_connection(
 
 
 class RecordingTransport:
-    """Passes all on to a transport, and records what is written."""
+    """Passes all on to a transport, and records the written bytes."""
 
     def __init__(self, transport: asyncio.Transport | None, packets: list[bytes]) -> None:
         self._transport = transport
@@ -473,7 +473,7 @@ class RecordingTransport:
 
 @pytest.fixture
 def packets(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """What is written to clients."""
+    """The bytes written to clients."""
     packets = list[bytes]()
 
     def transport(request: web.BaseRequest) -> RecordingTransport:

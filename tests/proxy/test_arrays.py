@@ -19,15 +19,15 @@ from supervisor.builds.discover import Engine
 
 TEXTS: Final = ["the cat", "in the", "a", "on the the cat"]
 GREEDY: Final = {"model": "chat", "temperature": 0, "seed": 1}
-# What differs from one answer to the same request to the next.
+# Members that differ between answers to the same request.
 _VARYING: Final = frozenset({"id", "created", "timings", "id_slot", "logprob", "top_logprobs"})
-# The prompts of an array find in the cache what those before them left there, in any order.
+# The prompts of an array find earlier prompts in the cache, in any order.
 _CACHED: Final = frozenset({"tokens_cached", "prompt_tokens_details"})
 
 
 @pytest.fixture(scope="module")
 def sockets(engine: Engine, tiny_model: Path) -> Iterator[Mapping[str, Path]]:
-    """Run three engines: one that generates, one for embeddings, one that ranks."""
+    """Run three engines: for generation, for embeddings, for ranking."""
     # Without --kv-unified build 10434 gives wrong vectors for texts that it computes together, and
     # the scores of a model without a head for ranking depend on that too.
     options = ["-c", "4096", "-np", "2", "-t", "1", "--kv-unified"]
@@ -74,7 +74,7 @@ async def both(
 
 
 def same(said: object) -> object:
-    """Return an answer without what varies, figures to 2 places: batches change the rest."""
+    """Return an answer without varying members, figures to 2 places: batches change the rest."""
     if isinstance(said, dict):
         left_out = _VARYING | _CACHED
         return {name: same(answer) for name, answer in said.items() if name not in left_out}
@@ -153,7 +153,7 @@ def pieces_of(stream: bytes) -> list[dict[str, Any]]:
 
 
 def texts_of(stream: bytes) -> dict[int, str]:
-    """Return what each answer of a stream says, by its number."""
+    """Return the text of each answer of a stream, by its number."""
     texts: dict[int, str] = {}
     for piece in pieces_of(stream):
         for entry in piece.get("choices", [piece]):

@@ -18,7 +18,7 @@ NODE = shutil.which("node")
 
 
 class Terminal:
-    """What a person types, and sees."""
+    """The input of a person, and the output."""
 
     def __init__(self, corral: CorralCli, model: str) -> None:
         assert NODE

@@ -1,6 +1,5 @@
 """Every distribution that the code imports is declared, and every declared one is imported."""
 
-import ast
 import re
 import sys
 import tomllib
@@ -8,7 +7,8 @@ from collections.abc import Iterable
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent.parent
+from support.sources import ROOT, imported_modules
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 OURS = {"supervisor", "proxy"}
 # Modules of extras: the extra, and the only package that may import them.
@@ -17,13 +17,8 @@ EXTRA = {"opentelemetry": ("otel", "proxy/observe")}
 
 def imported(roots: Iterable[Path]) -> set[str]:
     """Top-level modules that are imported by files below the roots, without those of Python."""
-    names = set()
-    for path in (path for root in roots for path in root.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.Import):
-                names |= {alias.name.partition(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                names.add(node.module.partition(".")[0])
+    paths = (path for root in roots for path in root.rglob("*.py"))
+    names = {name.partition(".")[0] for path in paths for name in imported_modules(path)}
     return names - set(sys.stdlib_module_names) - OURS
 
 

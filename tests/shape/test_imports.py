@@ -1,25 +1,12 @@
 """Rules beyond import-linter: imports that cost a running daemon memory or time."""
 
-import ast
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parent.parent.parent
-
-
-def imports(path: Path) -> set[str]:
-    tree = ast.parse(path.read_text("utf-8"))
-    names = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return names
+from support.sources import ROOT, imported_modules
 
 
 def test_a_daemon_loads_no_optional_module(tiny_model: Path, tmp_path: Path) -> None:
@@ -51,4 +38,4 @@ def test_a_daemon_does_not_keep_the_certificates_of_the_system(given: str | None
 
 def test_typer_stays_in_the_command_line() -> None:
     sources = (ROOT / "supervisor").rglob("*.py")
-    assert {path.parent.name for path in sources if "typer" in imports(path)} == {"cli"}
+    assert {path.parent.name for path in sources if "typer" in imported_modules(path)} == {"cli"}

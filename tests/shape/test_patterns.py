@@ -34,7 +34,7 @@ def expressions(package: ModuleType) -> Iterator[tuple[str, re.Pattern[Any], str
 
 
 def samples(parsed: Any) -> Iterator[str]:
-    """Yield texts that parts of a parsed expression match: what a hostile text is made of."""
+    """Yield texts that parts of a parsed expression match: the pieces of a hostile text."""
     literal = ""
     for kind, value in parsed:
         if kind is kinds.LITERAL:
@@ -76,7 +76,7 @@ def _one_of(members: Any) -> str:
 
 
 def hostile(pattern: re.Pattern[Any]) -> Iterator[tuple[str, str]]:
-    """Yield what an expression begins with, or nothing, and samples to repeat behind it."""
+    """Yield the start of an expression, or nothing, and samples to repeat after it."""
     found = [sample for sample in samples(parser.parse(pattern.pattern, pattern.flags)) if sample]
     some = list(dict.fromkeys([*found, " ", "\n"]))[:_SAMPLES_MAX]
     begun = list(accumulate(found))[:_SAMPLES_MAX]

@@ -1,4 +1,4 @@
-"""Packages that are hidden from those that would import them."""
+"""Packages that are hidden from their importers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Sessions of agents on the whole proxy in virtual time, before engines that only wait.
 
 An engine answers as llama-server does: a request may name its slot, else it gets the one used
-least recently; what a slot, or a copy in the host cache, has of a prompt is not computed again;
+least recently; tokens of a prompt in a slot, or in the host cache, are not computed again;
 `/slots` lists the tasks; slots are saved and restored between two passes. A pass has up to 256
 tokens: one of each answer, then those of prompts in the order of slots. Texts are messages with a
 number of tokens.
@@ -48,13 +48,13 @@ _TOOLS_TOKENS: Final = 150
 # The least share of a copy that a prompt must keep to take it from the host cache.
 _KEPT_MIN: Final = 0.25
 
-# The parts of a prompt or slot: what each says, and its tokens.
+# The parts of a prompt or slot: their texts, and their tokens.
 _Text = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AgentsCase:
-    """What is simulated; 8 agents and 2 clients of single turns share the slots of the engines.
+    """The simulation's parameters; 8 agents and 2 clients of single turns share the engines' slots.
 
     Attributes:
         proxy: Settings of `[proxy]`.
@@ -75,7 +75,7 @@ class AgentsCase:
 
 
 def simulate(case: AgentsCase) -> tuple[Outcome, Router]:
-    """Return what became of the sessions, and the router that assigned their slots."""
+    """Return the outcome of the sessions, and the router that assigned their slots."""
     found: list[tuple[Outcome, Router]] = []
 
     async def main() -> None:

@@ -183,7 +183,7 @@ class CorralCli:
         return [line for line in lines if line["event"] == name]
 
     def engines(self) -> list[psutil.Process]:
-        """Engine processes of this daemon; those that are about to exit too, zombies not."""
+        """Engine processes of this daemon, also if about to exit; no zombies."""
         return [process for process, _ in self._engines()]
 
     def engine_argvs(self) -> list[list[str]]:
@@ -242,7 +242,7 @@ def until(condition: Callable[[], object], *, within_s: float = PATIENCE_S) -> f
 
     Polls, as a process that has ended or a slot that is free sends a test no event: every 10 ms at
     first, later every 50 ms, and for at most a third of the time, because a check that runs a
-    command keeps a processor from what is waited for.
+    command keeps a processor from the awaited process.
     """
     began_at_s = time.monotonic()
     while True:

@@ -51,7 +51,7 @@ def applied(target: object, patch: object) -> object:
 
 
 class Stream:
-    """The events of a stream; `state` is what its patches have made of the snapshot."""
+    """The events of a stream; `state` is the snapshot with its patches."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self.state: Any = {}

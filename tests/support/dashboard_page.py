@@ -1,4 +1,4 @@
-"""Drives the dashboard's page in Chromium, and sees what it asks for and complains of."""
+"""Drives the dashboard's page in Chromium, and records its requests and errors."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Dashboard:
         return self.page.get_by_role("table", name=table).get_by_role("row").filter(has_text=text)
 
     def violations(self, scheme: Scheme = "light") -> list[str]:
-        """Return what axe finds, as rule and place; in the dark only colours differ."""
+        """Return axe's findings, as rule and place; in the dark only colours differ."""
         options = {"runOnly": ["color-contrast"]} if scheme == "dark" else {}
         found = Axe().run(self.page, options=options).response["violations"]
         return [f"{entry['id']}: {node['target']}" for entry in found for node in entry["nodes"]]

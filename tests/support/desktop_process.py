@@ -15,7 +15,7 @@ Line = dict[str, Any]
 
 
 class DesktopProcess:
-    """Closing `stdin`, or killing what holds it, is the end of the host."""
+    """The host ends when `stdin` is closed, or its holder killed."""
 
     def __init__(self, corral: CorralCli, *words: str, stdin: int | None = None) -> None:
         ours, theirs = (None, stdin) if stdin is not None else reversed(os.pipe())

@@ -57,7 +57,7 @@ def ask(corral: CorralCli, model: str) -> tuple[int, str]:
 
 
 def logged_mib(corral: CorralCli, instance: str) -> float:
-    """Return what the engine of the latest run says that it allocated on the device."""
+    """Return the allocations on the device that the engine of the latest run logged."""
     log = (corral.root / "log" / f"{instance}.log").read_text("utf-8")
     lines = log.rpartition("[llama-corral: run")[2].splitlines()
     return sum(logged_bytes(lines, "Vulkan0").values()) / MIB

@@ -58,5 +58,5 @@ async def proxied(socket: Path, slots: int, **settings: object) -> AsyncIterator
 
 
 def upstream(socket: Path, slots: int) -> Upstream:
-    """Return what the proxy has to know of it."""
+    """Return the facts of it that the proxy needs."""
     return Upstream("chat.1", "chat", slots, str(socket), "", 0, KEY)

@@ -1,4 +1,4 @@
-"""A program that prints what llama-server prints, and serves nothing."""
+"""A program that prints as llama-server does, and serves nothing."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class FleetHarness:
             return json.loads((await client.post("/completion", body)).body)
 
     async def saved_one(self) -> tuple[Messages, Manifest]:
-        """Have one long conversation saved; return its next turn, and what is kept."""
+        """Have one long conversation saved; return its next turn, and the manifest."""
         async with self.up():
             messages = await self.converse()
         (kept,) = self.store.list_saved("chat")

@@ -9,7 +9,7 @@ FACTOR: Final = 8
 # Linear work takes 8 times as long for the larger input, quadratic work 64 times.
 _LIMIT: Final = 24
 _TRIES: Final = 7
-_FLOOR_S: Final = 1e-4  # below that, what does not grow counts most
+_FLOOR_S: Final = 1e-4  # below that, constant work counts most
 
 
 def is_linear(work: Callable[[int], object], size: int) -> bool:

@@ -60,7 +60,7 @@ def block_count(kind: int, value: bytes) -> bytes:
     return file(client(pair("llama.block_count", kind, value)))
 
 
-# What is refused, and a word of why.
+# Headers that are refused, and a word of the reason.
 REFUSED: Final[Mapping[str, tuple[bytes, str]]] = MappingProxyType(
     {
         "2^32 - 1 layers": (block_count(U32, b"\xff" * 4), "llama.block_count is 4294967295"),

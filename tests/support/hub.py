@@ -36,11 +36,11 @@ class Refusal:
 
 @dataclass
 class FakeHub:
-    """What the hub has, and what it was asked.
+    """The files of the hub, and its requests.
 
     Attributes:
         repositories: The files of each repository, by path.
-        token: What private repositories want.
+        token: The token of private repositories.
         private: Repositories that are shown with the token only.
         api_refusals: Answers to the next requests of the API, in order; None: as it should be.
         refusals: Answers to the next requests of files, likewise.
@@ -49,7 +49,7 @@ class FakeHub:
         damaged: Paths whose content is not that of their digest.
         in_git: Paths that are in git itself, not in LFS.
         ignores_ranges: Whether the CDN sends whole files.
-        served_bytes: What was sent, by path.
+        served_bytes: Bytes sent, by path.
         seen: Each request, as METHOD PATH, with the authorization that came with it.
     """
 
@@ -185,7 +185,7 @@ class _Hub(_Handler):
         if self.refused(self.hub.api_refusals):
             return
         if repo not in self.hub.repositories or not self._is_shown(repo):
-            # Source: huggingface.co, which does not tell strangers what exists.
+            # Source: huggingface.co, which does not tell strangers that a repository exists.
             status = 404 if self.headers["authorization"] else 401
             self.reply(status, {"x-error-code": "RepoNotFound"})
             return

@@ -44,7 +44,7 @@ def quick(**changes: float) -> InstanceLimits:
 
 
 class RecordingTraffic(Router):
-    """Writes down what an instance requests of it; `busy` holds its drains, `now` is its pulse.
+    """Records the calls of an instance; `busy` holds its drains, `now` is its pulse.
 
     `ends` tells of each process how it ended; each computed `computed` requests at its end.
     """

@@ -76,7 +76,7 @@ class FakeRequests:
 
 
 class JobsHarness:
-    """One database and what a job needs; `reopen` as a new process does."""
+    """One database and the collaborators of a job; `reopen` as a new process does."""
 
     def __init__(self, directory: Path, keys_file: Path | None = None) -> None:
         self.path = directory / "jobs" / "jobs.sqlite"

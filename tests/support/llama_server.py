@@ -24,7 +24,7 @@ line and the end of stdin. Faults:
     megabyte-line         write a line of a megabyte before loading
     endless-line=BYTES    write that much, no text in any encoding and no newline, before loading
     flood-stream          answer a stream with chunks of 64 KiB, as fast as they are taken, for ever
-    obedient=FILE         answer a chat with what stands in ODD under the name of its `user`;
+    obedient=FILE         answer a chat with the entry of ODD under the name of its `user`;
                           whoever is to die once takes the file with it
     grandchild            leave a process behind that holds the pipes
 """
@@ -78,7 +78,7 @@ ODD = {
 
 
 class Engine:
-    """What the handlers and the main thread share."""
+    """The state that the handlers and the main thread share."""
 
     def __init__(self, faults: dict[str, str]) -> None:
         self.faults = faults

@@ -10,7 +10,7 @@ import signal
 import sys
 from contextlib import suppress
 
-import psutil  # noqa: F401 (on Linux it needs what is taken away here)
+import psutil  # noqa: F401 (on Linux it needs the modules that are taken away here)
 
 _MISSING = (
     (os, "pidfd_open"),

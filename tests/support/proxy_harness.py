@@ -107,7 +107,7 @@ class FakeLoader:
 
 
 class FakeReader:
-    """Has read every prompt, once it may; remembers what it was asked."""
+    """Has read every prompt, once it may; records its calls."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, Mapping[str, Any]]] = []
@@ -133,7 +133,7 @@ class FakeReader:
 
 
 class FakeEngine:
-    """An engine that has of each model what a test says on GPUs (`EngineReader`)."""
+    """An engine with the share of each model on GPUs that a test sets (`EngineReader`)."""
 
     def __init__(self) -> None:
         self.uses: dict[str, GpuUse] = {}
@@ -146,7 +146,7 @@ class FakeEngine:
 
 
 class FakeControl:
-    """Notes what it was asked (`ModelControl`); a test says when something changes."""
+    """Records its calls (`ModelControl`); a test says when something changes."""
 
     def __init__(self) -> None:
         self.commands: list[tuple[str, str]] = []
@@ -218,7 +218,7 @@ class FakeOllamaHost:
 
 
 class FakeMachineModels:
-    """Remembers what was planned and started (`MachineModels`)."""
+    """Records plans and starts (`MachineModels`)."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str, StartOptions]] = []
@@ -385,7 +385,7 @@ class FakeDashboardHost:
 
 
 class FakeHistory:
-    """Has what a test says of the past (`RequestHistory`), the latest first."""
+    """Has the past that a test sets (`RequestHistory`), the latest first."""
 
     def __init__(self) -> None:
         self.stored: list[StoredRequest] = []
@@ -422,7 +422,7 @@ class FakeConversations:
 
 
 class KeepAlives:
-    """Remembers how long requests want their models to stay, and what they took."""
+    """Records how long requests want their models to stay, and their times."""
 
     def __init__(self) -> None:
         self.given: list[tuple[str, float]] = []
@@ -434,7 +434,7 @@ class KeepAlives:
 
 
 class ProxyHarness:
-    """A running proxy and what a test needs of it."""
+    """A running proxy and the parts of it that tests need."""
 
     def __init__(self, directory: Path, stack: AsyncExitStack) -> None:
         self.emitted: list[tuple[str, dict[str, Any]]] = []
@@ -521,7 +521,7 @@ class ProxyHarness:
     def ask(
         self, path: str = "/v1/chat/completions", **members: Any
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """Send a chat request; enter what is returned to get the response."""
+        """Send a chat request; enter the returned context to get the response."""
         return self.http.post(path, json={**CHAT, **members})
 
     async def send(self) -> None:
@@ -546,7 +546,7 @@ class ProxyHarness:
     async def stream(self, begins_with: bytes) -> AsyncIterator[asyncio.StreamReader]:
         """Ask for a stream by hand; go on once its first bytes are there.
 
-        aiohttp's client forgets what it holds when a body breaks off; a bare connection does not.
+        aiohttp's client loses received bytes when a body breaks off; a bare connection does not.
         """
         async with self.raw() as (reader, writer):
             writer.write(

@@ -25,7 +25,7 @@ LIST = "/repos/ggml-org/llama.cpp/releases"
 
 @dataclass
 class Faults:
-    """What goes wrong.
+    """The faults.
 
     Attributes:
         cuts: After how many bytes each of the next downloads breaks.
@@ -101,7 +101,7 @@ class ReleaseServer(ThreadingHTTPServer):
         }
 
     def answer(self, path: str) -> object:
-        """Return what the API answers; KeyError for 404."""
+        """Return the answer of the API; KeyError for 404."""
         path = path.removeprefix(LIST).partition("?")[0]
         if not path:
             stable = [self.stable[0]] if self.stable else []

@@ -1,4 +1,4 @@
-"""A fleet of fake engines, and what reloads it."""
+"""A fleet of fake engines, and its reloader."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class FakeTraffic(Router):
 
 
 class ReloadHarness:
-    """A fleet of the model `chat`, ready, and what reloads it."""
+    """A fleet of the model `chat`, ready, and its reloader."""
 
     def __init__(self, runtime: Path) -> None:
         self.events: list[tuple[str, Mapping[str, object]]] = []

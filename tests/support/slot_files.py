@@ -27,7 +27,7 @@ def content(tokens: Sequence[int], *, record: bool = True, after: Sequence[int] 
 
 
 def write(path: Path, tokens: Sequence[int]) -> SlotFileInfo:
-    """Write a slot file, and return what an engine would say of it."""
+    """Write a slot file, and return the response of an engine for it."""
     path.write_bytes(content(tokens))
     return SlotFileInfo(len(tokens), path.stat().st_size)
 

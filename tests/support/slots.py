@@ -10,7 +10,7 @@ NOW_S = 100.0
 
 
 def busy_slots(count: int) -> list[SlotState]:
-    """Return what an engine lists while it uses so many slots."""
+    """Return the list of an engine that uses so many slots."""
     return [SlotState(number, number, 0, is_busy=True) for number in range(count)]
 
 

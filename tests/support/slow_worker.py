@@ -1,4 +1,4 @@
-"""A worker, and one that answers late after each compute command."""
+"""A worker, and a worker that answers late after each compute command."""
 
 from __future__ import annotations
 

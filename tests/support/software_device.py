@@ -18,7 +18,11 @@ from supervisor.builds.probe import library_path
 
 # ggml lists a software device only where it is named; without F16 it compiles fewer shaders.
 # Source: ggml-vulkan.cpp, ggml_vk_instance_init.
-SHOW: Final = {"GGML_VK_VISIBLE_DEVICES": "0", "GGML_VK_DISABLE_F16": "1"}
+SHOW: Final = {
+    "GGML_VK_VISIBLE_DEVICES": "0",
+    "GGML_VK_DISABLE_F16": "1",
+    "VK_LOADER_DRIVERS_DISABLE": "none",
+}
 NAMES: Final = ("llvmpipe", "lavapipe", "swiftshader")
 HOW_TO_INSTALL: Final = "no software Vulkan device: apt-get install mesa-vulkan-drivers"
 
@@ -37,7 +41,7 @@ def is_installed(engine: Path) -> bool:
 
 
 def limit_buffers(limit_bytes: int) -> Mapping[str, str]:
-    """Return variables with which the device refuses larger buffers, as one that is full does."""
+    """Return variables with which the device refuses larger buffers, as if it were full."""
     return {"GGML_VK_FORCE_MAX_BUFFER_SIZE": str(limit_bytes)}
 
 

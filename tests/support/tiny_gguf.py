@@ -64,7 +64,7 @@ def make(
 
     Args:
         path: Where to write.
-        mode: What the model says.
+        mode: The text that the model generates.
         embd: Width of the residual stream; `embd / heads` is the head size.
         layers: Number of blocks.
         heads: Query heads a layer.
@@ -185,7 +185,7 @@ def _tensors(
 def ends(
     mode: Mode, tokens: list[str], types: list[int], embd: int, random: np.random.Generator
 ) -> tuple[Array, Array]:
-    """Return the embeddings and the output rows of a model that says what `mode` names."""
+    """Return the embeddings and the output rows of a model that generates the text of `mode`."""
     embedding = random.standard_normal((len(tokens), embd)).astype(np.float16)
     embedding[:, 0] = _CONSTANT
     rows: Array = random.standard_normal((len(tokens), embd)) / np.sqrt(embd)

@@ -69,7 +69,7 @@ def make(
 
     Args:
         path: Where to write.
-        mode: What the model says, as of `tiny_gguf.make`.
+        mode: The text that the model generates, as of `tiny_gguf.make`.
         ctx: Context length the model claims to be trained for, in tokens.
         drafts: Whether it has a layer that drafts; with mode `cycle` its drafts are right.
         chat_template: The template to store.

@@ -18,7 +18,7 @@ def make(
     rank: int = 4,
     alpha: float = 4.0,
 ) -> Path:
-    """Write an adapter that changes what a random model attends to, and return its path.
+    """Write an adapter that changes the attention of a random model, and return its path.
 
     It leaves the residual stream alone, in which a constant keeps control tokens away.
     """

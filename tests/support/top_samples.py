@@ -1,4 +1,4 @@
-"""Answers of a daemon, for the tests of what commands show and of the control socket."""
+"""Answers of a daemon, for the tests of commands' output and of the control socket."""
 
 from dataclasses import replace
 from typing import Any

@@ -11,7 +11,7 @@ FIRST: FigureName = "first_token_s"
 
 
 def request(conversation: int | None = 1, **changes: Any) -> dict[str, Any]:
-    """Return what figures read of `request.finished`: 100 tokens/s after half a second."""
+    """Return the members of `request.finished` for figures: 100 tokens/s after half a second."""
     return {
         "request": "req_1",
         "conversation": conversation,

@@ -78,7 +78,7 @@ async def test_a_part_may_wait_until_another_one_ends(tmp_path: Path) -> None:
 
 @pytest.fixture
 async def completes(proxy: ProxyHarness) -> list[str]:
-    """An instance that answers completions; what is given has the prompts that it got."""
+    """An instance that answers completions; the list holds the prompts that it got."""
     got: list[str] = []
 
     async def answer(call: Call) -> None:
@@ -125,7 +125,7 @@ async def test_a_prompt_that_is_prefilled_takes_tokens_of_the_key(
     limits = "tokens_per_day = 100\nmax_context = 90"
     await proxy.open(api_keys_file=keys_file(tmp_path, limits))
     path, text = "/corral/v1/models/chat/warm", {"role": "user", "content": "word " * 60}
-    leases = set[object]()  # what is in no set cannot be counted beside other requests
+    leases = set[object]()  # a prompt in no set cannot be counted beside other requests
     proxy.router.signals.slots_freed.connect(lambda lease, _: leases.add(lease))
     assert (await post(proxy, path, messages=[text]))[0] == 200
     (taken,) = proxy.keep_alives.uses

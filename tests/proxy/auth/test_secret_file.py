@@ -24,7 +24,7 @@ def test_a_credential_may_have_an_access_list(
 ) -> None:
     path = tmp_path / "keys"
     path.write_bytes(b"secret")
-    path.chmod(0o440)  # what stat(2) shows of a file with an access list
+    path.chmod(0o440)  # the mode that stat(2) shows for a file with an access list
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
     assert read(path) == b"secret"
     path.chmod(0o444)

@@ -51,7 +51,7 @@ def told() -> Told:
 
 
 def ends(prompt: Prompt, name: str = "chat") -> list[int]:
-    """Return what a digest says of a prompt and its answer."""
+    """Return the length that a digest gives for a prompt and its answer."""
     return [
         toggle_model_name(turn_digest, name)
         for turn_digest in (*prompt.turn_hashes, prompt.hash_with_reply(REPLY))

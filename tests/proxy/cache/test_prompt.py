@@ -229,9 +229,9 @@ def deep() -> object:
         {"prompt": [None, True, [["x"]]], "input": [{"type": "tool_result", "content": [3]}]},
     ],
 )
-@pytest.mark.parametrize("kind", EndpointKind)
-def test_nonsense_is_no_fault_of_ours(kind: EndpointKind, members: dict[str, Any]) -> None:
-    read_prompt(kind, "chat", members)
+def test_nonsense_is_no_fault_of_ours(members: dict[str, Any]) -> None:
+    for kind in EndpointKind:
+        read_prompt(kind, "chat", members)
 
 
 def test_a_prompt_without_end_is_bounded() -> None:

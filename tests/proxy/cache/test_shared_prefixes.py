@@ -34,7 +34,7 @@ def seen(
 
 
 def learned(kind: EndpointKind, **members: Any) -> SharedPrefix | None:
-    """Return what is learned of three conversations with these members."""
+    """Return the prefixes learned from three conversations with these members."""
     page = "input" if kind is EndpointKind.RESPONSES else "messages"
     before = members.pop(page, [])
     bodies = [{**members, page: [*before, user(text)]} for text in ("one", "two", "three")]
@@ -174,9 +174,9 @@ def test_what_is_short_huge_or_not_surely_the_same_prompt_is_not_learned(
         {"system": LONG, "messages": [user("x")], "tools": [1], "tool_choice": "auto"},
     ],
 )
-@pytest.mark.parametrize("kind", EndpointKind)
-def test_whatever_a_body_says_nothing_fails(kind: EndpointKind, body: dict[str, Any]) -> None:
-    assert seen(body, kind=kind, openings=SharedPrefixes()) == [None]
+def test_whatever_a_body_says_nothing_fails(body: dict[str, Any]) -> None:
+    for kind in EndpointKind:
+        assert seen(body, kind=kind, openings=SharedPrefixes()) == [None], kind
 
 
 def test_what_was_seen_least_recently_is_forgotten_first() -> None:

@@ -249,7 +249,7 @@ def test_who_is_led_gets_the_oldest_slot_whose_number_is_sure() -> None:
     assert not slot_map.has_unsaved(led)
 
 
-# What was filled from a disk.
+# Slots that were filled from a disk.
 
 
 def prompt(text: str) -> Prompt:

@@ -1,4 +1,4 @@
-"""The endpoints of comparisons: who may use them, and what they accept."""
+"""The endpoints of comparisons: who may use them, and their inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The libraries of the page are those that page.toml pins; the page refers to nothing else."""
+"""page.toml pins the libraries of the page; the page refers to nothing else."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ async def test_plain_text_is_the_default(proxy: ProxyHarness, accept: str) -> No
         assert list(parse(await response.text()))
 
 
-# What servers send. Source: scrape/scrape.go of Prometheus 2.42 and 3.5.
+# Accept headers of servers. Source: scrape/scrape.go of Prometheus 2.42 and 3.5.
 PROMETHEUS_2 = (
     "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
     "text/plain;version=0.0.4;q=0.5,*/*;q=0.1"

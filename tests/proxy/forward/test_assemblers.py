@@ -153,7 +153,7 @@ def engine_event(text: str, name: str = "content", created: int = 1, **members: 
 
 
 def chat_message(*events: bytes) -> Any:
-    """What is read of a stream whose first event has been read, and of which the others follow."""
+    """The lines of a stream after its first event."""
     completed = CompletedResponse(EndpointKind.CHAT, is_stream=True)
     first, *others = events
     completed.feed(b":" * 4096 + b"\n\n" + first)  # more than a batch

@@ -22,7 +22,7 @@ async def watched(proxy: ProxyHarness, script: Script, name: str) -> Fake:
 
 
 def crashing(proxy: ProxyHarness, name: str, process_exit: ProcessExit = "crashed") -> Script:
-    """Return what an instance does that dies as soon as it has a request."""
+    """Return the handler of an instance that dies as soon as it has a request."""
 
     async def speak(call: Call) -> None:
         call.drop()
@@ -64,7 +64,7 @@ async def test_one_whose_engine_ended_otherwise_is_tried_again(proxy: ProxyHarne
 
 
 async def on_trial(proxy: ProxyHarness, script: Script) -> Fake:
-    """Start an instance on trial, which gets all conversations, and one that is not, `chat.2`."""
+    """Start an instance on trial, which gets all conversations, and `chat.2`, which is not."""
     fake = await proxy.fake(script, "chat.1", is_admitted=False)
     proxy.router.admit(replace(fake.upstream(), reports_exit=True, trial_share=1.0))
     await proxy.fake(say_stream, "chat.2")

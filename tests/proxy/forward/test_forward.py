@@ -57,7 +57,7 @@ async def test_a_request_leaves_nothing_to_the_garbage_collector(
     gc.collect()
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
-        for _ in range(3):  # what the last one used may still be in use
+        for _ in range(3):  # objects of the last request may still be in use
             async with proxy.ask(**members) as response:
                 assert b"hi" in await response.read()
         gc.collect()
@@ -244,7 +244,7 @@ async def test_a_slow_reader_holds_up_the_instance_and_not_our_memory(proxy: Pro
         await call.begin_stream()
         await call.chunk(EVENT % 0)
         while sent < 64 * 1024**2:
-            async with asyncio.timeout(0.5):  # the end of this wait is what is tested
+            async with asyncio.timeout(0.5):  # the test is about the end of this wait
                 await call.chunk(block)
             sent += len(block)
 

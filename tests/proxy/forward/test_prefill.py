@@ -39,10 +39,11 @@ def test_from_the_first_token_on_everything_passes_half_events_too() -> None:
     assert start.is_over
 
 
-@pytest.mark.parametrize("cut", range(1, len(PROGRESS + TOKEN)))
-def test_wherever_it_is_cut_the_same_passes(cut: int) -> None:
-    start, stream = prefill_filter(), PROGRESS + TOKEN
-    assert start.feed(stream[:cut]) + start.feed(stream[cut:]) == TOKEN
+def test_wherever_it_is_cut_the_same_passes() -> None:
+    stream = PROGRESS + TOKEN
+    for cut in range(1, len(stream)):
+        start = prefill_filter()
+        assert start.feed(stream[:cut]) + start.feed(stream[cut:]) == TOKEN, cut
 
 
 def test_who_asked_for_progress_gets_it() -> None:

@@ -19,7 +19,7 @@ from proxy.cache.save_policy import Transfer
 TOKEN = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
 LONG = "words " * 400
 TOKENS = 400
-CHUNKS = [32, 132, 232, 332]  # the least first, then what it computes in 150 ms
+CHUNKS = [32, 132, 232, 332]  # the least first, then the tokens that it computes in 150 ms
 SLOT = 2
 JSON_FIELD = "Content-Type: application/json"
 DIVIDED = {"messages": [{"role": "user", "content": LONG}], "logprobs": True}

@@ -174,7 +174,7 @@ async def test_pieces_of_no_client_response_are_a_bad_gateway(
         assert "broken stream" in (await response.json())["error"]["message"]
 
 
-# Not what was asked for.
+# Responses to another request.
 
 
 async def test_a_page_where_a_stream_was_asked_is_a_bad_gateway(proxy: ProxyHarness) -> None:
@@ -459,7 +459,7 @@ async def _headers(proxy: ProxyHarness) -> Any:
 
 
 async def until_broken(content: Any) -> Any:
-    """Yield what comes, and end where the body breaks off."""
+    """Yield the received pieces, and end where the body breaks off."""
     try:
         async for chunk in content.iter_any():
             yield chunk

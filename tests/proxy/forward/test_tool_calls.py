@@ -24,14 +24,14 @@ PARAMETERS = {
 FUNCTION = {"name": "weather", "parameters": PARAMETERS}
 TOOLS = [{"type": "function", "function": FUNCTION}]
 GOOD = '{"city": "Rome"}'
-# What a model writes, and what a client gets without a second generation.
+# The text of a model, and the call that a client gets without a second generation.
 REPAIRED = {
     "{'city': 'Rome', 'days': 3,}": {"city": "Rome", "days": 3},
     '{"city": "Rome"': {"city": "Rome"},
     '{"city": "Rome", "days": "3"}': {"city": "Rome", "days": 3},
     '{city: "Rome"}': {"city": "Rome"},
 }
-# What is not repaired: the result would say something else than the model did.
+# Calls that are not repaired: the result would differ from the model's intention.
 BROKEN = ['{"city": "Ro', '{"town": "Rome"}', '{"city": 5}', "[]", "Rome", '{"city": "Rome", "d"']
 
 
@@ -178,7 +178,7 @@ async def test_a_broken_call_alone_is_generated_again(
 async def test_usage_counts_the_prompt_once_and_all_generated_tokens(
     proxy: ProxyHarness, *, is_stream: bool, is_parsed: bool
 ) -> None:
-    """What the engine could not parse, it does not count."""
+    """The engine does not count calls that it could not parse."""
 
     async def speak(asked: Asked) -> None:
         await asked.begin_stream()

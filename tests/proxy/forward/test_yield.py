@@ -69,7 +69,7 @@ class Engine:
     ) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.tokens = tokens
-        self.begun_bytes = 0  # what it has sent when it pauses
+        self.begun_bytes = 0  # the tokens sent before it pauses
         self._holds = holds
         self._done = done
         self.may_end = asyncio.Event()
@@ -141,7 +141,7 @@ def end(prompt: int, completion: int, finish: str) -> list[bytes]:
 async def serve(proxy: ProxyHarness, speak: Callable[[Call], Awaitable[None]]) -> None:
     fake = await proxy.fake(speak, is_admitted=False)
     upstream = fake.upstream(slots=1)
-    # An engine that keeps copies of what leaves its slots.
+    # An engine that keeps copies of prompts that leave its slots.
     proxy.router.admit(
         replace(upstream, can_name_slots=True, host_cache_bytes=10**9, token_bytes=100)
     )
@@ -390,7 +390,7 @@ async def test_a_request_that_may_not_yield_is_waited_for(
         (0.0, 0.2, 0.1, 1.0),  # then a tenth of the time
         (0.4, 0.2, 0.1, 0.6),
         (9.0, 0.2, 0.1, 0.0),
-        (60.0, 0.0, 60.0, 538.0),  # one that is computed again
+        (60.0, 0.0, 60.0, 538.0),  # a token that is computed again
     ],
 )
 def test_what_yielding_wastes_is_a_tenth_of_the_time(

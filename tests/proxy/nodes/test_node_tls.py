@@ -39,7 +39,7 @@ async def fake_node(own: trustme.LeafCert) -> AsyncIterator[str]:
 
 
 async def outcome(url: str, **options: Any) -> str:
-    """Return what becomes of a node: "up", or why it is down."""
+    """Return the state of a node: "up", or why it is down."""
     emitted: list[str] = []
 
     def hear(name: str, /, **_: object) -> None:

@@ -20,7 +20,7 @@ from proxy.common.headers import HOP
 from proxy.nodes.monitor import prefixes_pause_s
 
 ANSWER = "It is as wide as you want it to be."
-FRONT_LIMIT = 3  # for chats; what a front reads is not counted
+FRONT_LIMIT = 3  # for chats; requests of a front are not counted
 KEYS = f"""
 [keys.front]
 key = "front-key"
@@ -61,7 +61,7 @@ class Machines:
             self.machines[name] = machine
 
     async def front(self, api_key: str = "") -> NodesProxy:
-        """Start a front, once it has read what the machines hold."""
+        """Start a front; return once it has read the prefixes of the machines."""
         nodes = [
             configured_node(name, machine.server.url, api_key=api_key, models=("chat",))
             for name, machine in self.machines.items()
@@ -106,7 +106,7 @@ async def test_another_front_finds_each_conversation(machines: Machines) -> None
     assert [await chat.turn(second) for chat in chats] == begun
     await told(first, 16)
     assert [await chat.turn(first) for chat in reversed(chats)] == begun[::-1]
-    later = await machines.front()  # as one that was restarted: told before its first request
+    later = await machines.front()  # as after a restart: told before its first request
     assert [await chat.turn(later) for chat in chats] == begun
 
 

@@ -19,7 +19,7 @@ CHAT = {"id": "chat", "status": UNLOADED, "meta": {"slots": 1}}
 
 
 class LoadingNode(FakeNode):
-    """Loads what it is asked for once it `may_load`, or refuses with `refusal`."""
+    """Loads the requested model once it `may_load`, or refuses with `refusal`."""
 
     def __init__(self, *entries: dict[str, Any], **options: Any) -> None:
         super().__init__(*entries, **options)

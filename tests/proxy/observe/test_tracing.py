@@ -44,7 +44,7 @@ async def say_words(call: Call) -> None:
 
 
 class Collector:
-    """Listens on a port and keeps what it is sent."""
+    """Listens on a port and keeps the requests."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []

@@ -40,7 +40,7 @@ EVENT = ("item", "item_id", "delta", "part", "response", "text", "error", "choic
 
 
 class AnyJson:
-    """Random values in the form of what the code reads."""
+    """Random values in the form that the code reads."""
 
     def __init__(self, seed: int) -> None:
         self._random = Random(seed)  # noqa: S311 (the same each time)

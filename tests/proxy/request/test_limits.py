@@ -59,7 +59,7 @@ def trigger(value: str, kind: float = 2) -> list[object]:
 PARENTHESES = "(" * 100_000 + "a" + ")" * 100_000
 PATTERN = {"type": "string", "pattern": f"^{'(' * 8000}a{')' * 8000}$"}
 
-# What crashed build 10434 or kept it busy, and much more of everything than realistic requests.
+# Requests that crashed build 10434 or kept it busy, and much larger ones than are realistic.
 TOO_MUCH: dict[str, tuple[dict[str, Any], str]] = {
     "parentheses": ({"grammar": f"root ::= {PARENTHESES}"}, "grammar_bytes"),
     "some parentheses": ({"grammar": f"root ::= {'(' * 200}a{')' * 200}"}, "grammar_depth"),

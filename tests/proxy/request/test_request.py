@@ -117,7 +117,7 @@ async def test_what_lies_too_deep_to_be_written_again_is_a_bad_request(proxy: Pr
     assert fake.calls.empty()
 
 
-# What an engine reads is what was checked.
+# An engine reads the same values that were checked.
 
 PINNED = b'{"model": "chat", "id_slot": 1, "seed": 1}'
 
@@ -241,7 +241,7 @@ async def test_a_malformed_form_is_a_bad_request(proxy: ProxyHarness, content_ty
     assert fake.calls.empty()
 
 
-# What a body may become.
+# Changes of a body.
 
 HOSTILE = {
     "text": b'{"prompt": "%s"}' % (b"hello world " * 1_300_000),

@@ -44,7 +44,7 @@ def turn_of(store: ResponseStore, owner: str = "me", max_bytes: int = MEBIBYTE) 
 
 
 def ask(store: ResponseStore, number: int, owner: str = "me", /, **members: Any) -> dict[str, Any]:
-    """Send one request; return what the engine gets."""
+    """Send a request; return the body that the engine gets."""
     turn = turn_of(store, owner)
     asked = turn.members({"input": f"q{number}", **members})
     turn.add(answered(number))

@@ -51,7 +51,7 @@ def test_it_is_refused_after_the_second_crash(suspects: CrashSuspects) -> None:
     crash(suspects, asked(), times=1)
     with pytest.raises(CrashesEngine, match=r"2 engines of chat .* refused for 600 s") as refused:
         suspects.check(asked())
-    # What clients' libraries repeat by themselves: 408, 409, 429 and 5xx.
+    # Statuses that clients' libraries retry by themselves: 408, 409, 429 and 5xx.
     assert refused.value.status == 422
 
 

@@ -71,8 +71,8 @@ def test_the_cost_of_a_handover_is_measured(monkeypatch: pytest.MonkeyPatch) -> 
     queue, yields = batch.router.queues["chat"], batch.yields
     assert queue.handovers == 6 - 1  # the last one does not go on
     assert queue.handovers_s == pytest.approx(5 * RESUME_S, abs=1)
-    # Each request is charged what its handovers took, and not what they were expected to take.
+    # Each request is charged the time that its handovers took, not the expected time.
     assert [error.spent_s for error in yields[:2]] == [0, pytest.approx(RESUME_S, abs=0.2)]
-    # What the next ones are expected to take follows.
+    # The expected time of the next handovers follows.
     assert yields[0].cost_s < 0.5
     assert yields[-1].cost_s > 0.6 * RESUME_S

@@ -49,17 +49,17 @@ class Engine:
     """
 
     reply: Mapping[str, Any]
-    opens: str = ""  # what its template begins an answer with
+    opens: str = ""  # the text with which its template begins an answer
     micro_batch: int = 0
     hangs: bool = False
-    adds: str = ""  # what its translation adds to prompts of Anthropic's API
+    adds: str = ""  # the text that its translation adds to prompts of Anthropic's API
     held: list[int] = field(default_factory=list)
     chats: list[Mapping[str, Any]] = field(default_factory=list)
     rendered: list[Mapping[str, Any]] = field(default_factory=list)
     prefills: list[Mapping[str, Any]] = field(default_factory=list)
     left: asyncio.Event = field(default_factory=asyncio.Event)
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
-    order: list[str] = field(default_factory=list)  # what it began to compute
+    order: list[str] = field(default_factory=list)  # the turn that it began to compute
     checkpoints: set[int] = field(default_factory=set)
     found: list[int] = field(default_factory=list)  # of each prompt
 

@@ -36,7 +36,7 @@ class Verified:
 
 
 class Engine(Fake):
-    """Has one slot, and tells of it what the test says."""
+    """Has one slot, whose state the test sets."""
 
     page = HELD
     batch_s = 0.0  # it answers between two batches

@@ -386,7 +386,7 @@ async def test_a_slot_that_was_promised_is_taken_back_with_its_instance() -> Non
         assert await waiting == "b"
 
 
-# What is held.
+# Held slots.
 
 
 async def test_withdrawn_instances_keep_their_leases_until_they_end() -> None:

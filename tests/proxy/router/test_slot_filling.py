@@ -31,7 +31,7 @@ TRANSFER = Transfer(HELD, 3_000_000, 0.01)
 
 
 class Engine(Fake):
-    """Has one slot that was used, and refuses what makes it the latest."""
+    """Has one used slot, and refuses requests that would make it the latest."""
 
     def __init__(self, socket: Path) -> None:
         super().__init__("chat.0", socket, self._play)
@@ -152,7 +152,7 @@ async def test_what_no_file_holds_is_left_to_the_host_cache(storage: Storage) ->
     storage.is_full = True
     await answered(storage, FIRST)
     lease = await answered(storage, OTHER)
-    assert lease.id_slot is None  # or the engine would not copy what its slot holds
+    assert lease.id_slot is None  # or the engine would not copy the content of its slot
     lease = await answered(storage, NEXT)
     assert lease.id_slot is None
     assert lease.expected_cached > 150

@@ -24,7 +24,7 @@ EVENT = b'data: {"n":0}\n\n'
 
 
 class Overdue:
-    """Keeps what is reported, and withdraws the instance if it is to."""
+    """Keeps the reports, and withdraws the instance if it is to."""
 
     router: Router
 

@@ -1,4 +1,4 @@
-"""What a client could learn of another: it guesses prompts, deletes, reuses ids."""
+"""Facts that a client could learn of another: it guesses prompts, deletes, reuses ids."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def post(
 
 
 async def cached(proxy: ProxyHarness, text: str, headers: Mapping[str, str]) -> int:
-    """Return what an estimate says of a prompt."""
+    """Return the estimate for a prompt."""
     found: int = (await post(proxy, "/corral/v1/estimate", text, headers))["cached_tokens"]
     return found
 
@@ -375,7 +375,7 @@ def test_owners_of_slots() -> None:
     assert not owners.may_reuse(ben, 0)
     assert not begun(owners, ben, 0)
     assert not owners.may_reuse(anna, None)
-    assert not owners.may_reuse(ben, 0)  # the engine has not told yet what it computed
+    assert not owners.may_reuse(ben, 0)  # the engine has not yet told the tokens that it computed
     owners.end(ben, 0)
     assert owners.may_reuse(ben, 0)
     assert not owners.may_reuse(anna, 0)
@@ -439,7 +439,7 @@ def test_owners_that_share_see_all_but_exclusive_content(*, is_new: bool) -> Non
 async def test_a_request_waits_until_another_keys_request_has_its_slot(
     *, is_placed: bool, is_sent_again: bool
 ) -> None:
-    """Else it could take that slot, and leave in it what the other then reuses."""
+    """Else it could take that slot, and leave a prompt in it that the other then reuses."""
     router, entered = Router(), asyncio.Event()
     router.admit(replace(upstream("a", 3), can_name_slots=True))
     annas, bens = (replace(ask(SECRET), owner=owner) for owner in ALONE)
@@ -513,7 +513,7 @@ async def vectors(proxy: ProxyHarness, text: str | list[str], headers: Mapping[s
 async def test_an_engine_for_vectors_reuses_nothing_of_a_text(
     proxy: ProxyHarness, engine: Engine, tmp_path: Path, tiny_model: Path, pooling: str
 ) -> None:
-    """So keys need not be kept apart in it: what a text left serves not even its own key."""
+    """So keys need not be kept apart in it: a cached text serves not even its own key."""
     model, options = tiny_model, ["-c", "2048", "-np", "2", "-t", "1", "--metrics"]
     options += ["--rerank"] if pooling == "rank" else ["--embeddings", "--pooling", pooling]
     if pooling == "rank":

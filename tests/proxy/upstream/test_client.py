@@ -55,7 +55,7 @@ class Bench:
         return UpstreamResponse(upstream, replace(LETTER, **changes), settings)
 
     async def fails(self, error: type[ProxyError], **changes: Any) -> str:
-        """Return what the exchange and the reading of its body to the end fail with."""
+        """Return the error of the exchange, or of reading its body to the end."""
         with pytest.raises(error) as failure:
             await self.read(**changes)
         assert type(failure.value) is error
@@ -98,7 +98,7 @@ def flooding(beginning: bytes, more: bytes) -> Script:
     return flood
 
 
-# What is sent.
+# The request.
 
 
 async def test_a_upstream_request_arrives_as_it_was_written(bench: Bench) -> None:
@@ -148,7 +148,7 @@ async def test_a_field_cannot_smuggle_another(bench: Bench, value: str) -> None:
     assert bench.fakes[0].calls.empty()
 
 
-# What comes back.
+# The response.
 
 
 async def test_what_arrived_before_a_break_is_still_read(bench: Bench) -> None:
@@ -242,7 +242,7 @@ async def test_nobody_reads_so_nothing_more_is_taken(bench: Bench) -> None:
         await call.begin_stream()
         try:
             while True:
-                async with asyncio.timeout(0.3):  # the end of this wait is what is tested
+                async with asyncio.timeout(0.3):  # the test is about the end of this wait
                     await call.chunk(b"x" * 65536)
                 sent += 65536
         except TimeoutError:
@@ -260,7 +260,7 @@ async def test_nobody_reads_so_nothing_more_is_taken(bench: Bench) -> None:
     assert taken in {sent, sent + 65536}  # the chunk that was stuck is whole once it is read
 
 
-# What breaks.
+# Failures.
 
 
 async def test_nobody_listens(bench: Bench) -> None:

@@ -45,7 +45,7 @@ class Wants:
 
 
 class Adaptive(Router):
-    """A fleet of the model `chat`, and what adapts it, at a time of our own."""
+    """A fleet of the model `chat` and its controller, at a time of our own."""
 
     def __init__(self, harness: ReloadHarness) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Adaptive(Router):
         return self.demand_now
 
     async def adapt(self, *wanted: Change) -> bool:
-        """Make these changes wanted, and do what is to be done now; return whether there was."""
+        """Make these changes wanted, and apply those that are due; return whether any were."""
         self.wants.wanted = list(wanted)
         found = self.controller.sample()
         if found:

@@ -1,4 +1,4 @@
-"""Layers that move by themselves, and what happens where they cannot."""
+"""Layers that move by themselves, and the effect if they cannot."""
 
 from __future__ import annotations
 

@@ -35,11 +35,11 @@ class Proxy:
         self.router.admit(replica.upstream(snapshot, ()), restored)
 
     async def turn(self, *texts: str, lie: int | None = None) -> tuple[str, int | None, Timings]:
-        """Have a turn answered; return the answer, the slot that was named, and what it cost.
+        """Have a turn answered; return the answer, the slot that was named, and its timings.
 
         Args:
             texts: The conversation.
-            lie: What the engine is made to say of its cache.
+            lie: The cache content that the engine is made to report.
         """
         asked = ask(*texts)
         async with self.router.lease(asked) as lease:

@@ -1,4 +1,4 @@
-"""All accounts together are what an engine counted."""
+"""The sum of all accounts equals the count of an engine."""
 
 from __future__ import annotations
 

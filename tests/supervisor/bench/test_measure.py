@@ -22,7 +22,7 @@ TWO_INSTANCES = Variant(frozenset({"replicas"}), (("parallel", 1), ("threads", 1
 @pytest.fixture
 def where(tmp_path: Path, runtime: Path, tmp_path_factory: pytest.TempPathFactory) -> Directories:
     parts = {name: tmp_path / name for name in ("config", "data", "log")}
-    # Probing the engine takes a second: all tests share what was found.
+    # Probing the engine takes a second: all tests share the result.
     cache = tmp_path_factory.getbasetemp() / "cache"
     return Directories(**parts, cache=cache, runtime=runtime)
 

@@ -1,4 +1,4 @@
-"""Engines of a command's own: what they answer, how they fail, and that none is left behind."""
+"""Engines of a command's own: their answers and failures, and that none is left behind."""
 
 from __future__ import annotations
 

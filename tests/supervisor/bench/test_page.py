@@ -15,7 +15,7 @@ _COORDINATES = ("x", "y", "x1", "x2", "y1", "y2", "cx", "cy", "width", "height")
 
 
 class Page(HTMLParser):
-    """A page whose tags all match, with what it contains."""
+    """A page whose tags all match, with its content."""
 
     def __init__(self, html: str) -> None:
         super().__init__(convert_charrefs=True)

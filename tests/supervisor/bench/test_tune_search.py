@@ -1,4 +1,4 @@
-"""Searches on a simulated machine: what is found, what never is, and in which time."""
+"""Searches on a simulated machine: their results, and their time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def test_variants_equal_to_the_base_never_win_in_19_of_20_runs(noise: floa
 
 
 async def test_a_bad_variant_is_never_picked() -> None:
-    """Not even one that is measured first, on a noisy machine."""
+    """Not even if it is measured first, on a noisy machine."""
     for seed in range(20):
         machine = Machine({("threads", 64): 0.1, ("a", 2): 0.7}, noise=0.1, seed=seed)
         found = await machine.best(TOO_MANY_THREADS, *SPACE, seed=seed)

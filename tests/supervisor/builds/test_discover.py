@@ -28,7 +28,7 @@ DEVICES = "Available devices:\n  Vulkan0: a GPU (two) (24576 MiB, 20000 MiB free
 
 
 def fake(path: Path, *, version: str = VERSION, devices: str = DEVICES) -> Path:
-    """Write a program that prints what llama-server prints, and counts its runs."""
+    """Write a program that prints as llama-server does, and counts its runs."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
         "#!/bin/sh\n"
@@ -55,7 +55,7 @@ Run 'llama help all' to show additional commands.
 
 
 def unified(path: Path, *, knows_help: bool = True) -> Path:
-    """Write a program that prints what llama.cpp's unified program does. Source: app/llama.cpp."""
+    """Write a program that prints as llama.cpp's unified program does. Source: app/llama.cpp."""
     server = fake(path.with_name(f"{path.name}.server"))
     listed = path.with_name(f"{path.name}.txt")
     listed.write_text(COMMANDS)

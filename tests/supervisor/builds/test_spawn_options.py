@@ -18,7 +18,7 @@ ENGINE = Path("/opt/llama/llama-server")
 
 
 def test_on_macos_an_engine_finds_the_libraries_beside_it() -> None:
-    """Seed 002: DYLD_LIBRARY_PATH is the engine's directory, before what is there already."""
+    """Seed 002: DYLD_LIBRARY_PATH is the engine's directory, before its earlier value."""
     assert library_path({}, ENGINE, (), "darwin") == {"DYLD_LIBRARY_PATH": "/opt/llama"}
     environ = {"DYLD_LIBRARY_PATH": "/own", "LD_LIBRARY_PATH": "/other"}
     assert library_path(environ, ENGINE, [Path("/a")], "darwin") == {

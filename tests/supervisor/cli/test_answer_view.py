@@ -31,7 +31,7 @@ def test_control_characters_reach_no_terminal() -> None:
 
 
 def printed(monkeypatch: pytest.MonkeyPatch, *pieces: Piece) -> str:
-    """What is printed to stay; a file shows nothing of what is drawn again."""
+    """Text that is printed to stay; a file gets no text that is drawn again."""
     file = io.StringIO()
     monkeypatch.setattr("sys.stdout", file)
     monkeypatch.setenv("COLUMNS", "40")

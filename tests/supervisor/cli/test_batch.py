@@ -25,7 +25,7 @@ RUNNING: Object = {
 
 
 def waited(failures: int, monkeypatch: pytest.MonkeyPatch, restart_max_s: float = 120.0) -> str:
-    """Wait for a batch of a daemon that does not answer some requests; return what is shown."""
+    """Wait for a batch of a daemon that does not answer some requests; return the output."""
     answers: list[CorralError] = [*[NotRunning("no")] * failures, DaemonBusy("no answer")]
 
     def ask(_method: str, _path: str) -> Object:

@@ -116,7 +116,7 @@ def test_found_models_are_served_if_the_settings_say_so(where: Directories, tmp_
     assert list(loaded.settings.models) == ["mine", "tiny"]
     assert not loaded.settings.models["tiny"].preload
     assert choose(["tiny"], None, where).names == ("tiny",)
-    # Those that were found share the machine as one.
+    # The found files share the machine as one model.
     assert LaunchPlanner(loaded.settings, where).instances == 2
 
 

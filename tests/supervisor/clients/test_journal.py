@@ -29,7 +29,7 @@ CHAT = ServedModel("chat", 16_384, sees_images=True)
 SMALL = ServedModel("small")
 FACTS = Facts("http://127.0.0.1:8080", (CHAT, SMALL), CHAT, SMALL)
 PLACES = Places(Path("/home/me"), {}, Path("/home/me/.config/llama-corral"))
-# What a user may have in a file of each format.
+# Content that a user may have in a file of each format.
 OWN = {
     "json": '// mine\n{\n  "env": {"EDITOR": "vi"},\n  "model": "opus" // best\n}\n',
     "toml": '# mine\nmodel = "gpt" # best\n\n[tui]\ntheme = "x"\n',

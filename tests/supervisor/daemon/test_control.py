@@ -456,7 +456,7 @@ async def test_the_stream_of_a_host_ends_when_it_leaves(service: Service, path: 
     first, rest = await asyncio.to_thread(leave)
     assert first["host"]["api_key_file"] == "/run/desktop.key"
     assert [entry["event"]["name"] for entry in rest] == ["host.joined", "host.left"]
-    assert not service.hosts.is_empty  # the one that started the daemon
+    assert not service.hosts.is_empty  # the command that started the daemon
 
 
 async def test_a_host_that_disconnects_has_left(service: Service, path: Path) -> None:

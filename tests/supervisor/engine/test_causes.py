@@ -34,7 +34,7 @@ LaunchOf = Callable[..., Launch]
 
 @pytest.fixture
 def real(engine_path: Path, engine_library_dirs: tuple[Path, ...], runtime: Path) -> LaunchOf:
-    """Return what makes a launch of the real engine with a model."""
+    """Return a function that makes a launch of the real engine with a model."""
 
     def launch(model: Path, *argv: str) -> Launch:
         words = (str(engine_path), "--model", str(model), *SMALL, *argv)
@@ -59,7 +59,7 @@ async def cause_of(launch: Launch) -> FailureCause:
 
 
 async def degradations_of(launch: Launch) -> list[str]:
-    """Return what an engine that starts goes without."""
+    """Return the features that a starting engine goes without."""
     harness = InstanceHarness(launch)
     async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()

@@ -39,7 +39,7 @@ def shell(runtime: Path, script: str) -> Launch:
 
 
 async def ears(child: Child) -> tuple[Exit, bytes, bytes]:
-    """Keep a child and return how it ended and what it said."""
+    """Keep a child; return how it ended, and its output."""
     out, err = bytearray(), bytearray()
     how = await child.wait(out.extend, err.extend)
     return how, bytes(out), bytes(err)

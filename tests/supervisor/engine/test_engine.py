@@ -1,4 +1,4 @@
-"""The real engine, through an instance: what the fake imitates is true of it."""
+"""The real engine, through an instance: it behaves as the fake does."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ LaunchOf = Callable[..., Launch]
 def real(
     engine_path: Path, engine_library_dirs: tuple[Path, ...], tiny_model: Path, runtime: Path
 ) -> LaunchOf:
-    """Return what makes a launch of the real engine, with more words on its command line."""
+    """Return a function that makes a launch of the real engine, with more arguments."""
 
     def launch(*argv: str, model: Path = tiny_model, port: int | None = None) -> Launch:
         words = (str(engine_path), "--model", str(model), *SMALL, *argv)

@@ -29,7 +29,7 @@ RECORDED: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parent / "failure_signatures.json").read_text()
 )
 
-# What each recorded failure is; a build that starts all the same has no entry.
+# The cause of each recorded failure; a build that starts all the same has no entry.
 CAUSES = {
     "missing_model": "model_missing",
     "truncated_tensors": "model_truncated",

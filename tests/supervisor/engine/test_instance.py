@@ -306,7 +306,7 @@ async def test_an_overdue_instance_is_replaced_without_a_failure(
         instance.mark_overdue(facts.run - 1, "still computes")
         assert instance.snapshot().state is State.READY
         instance.mark_overdue(facts.run, "still computes")
-        assert instance.snapshot().state is State.DRAINING  # what it holds goes on
+        assert instance.snapshot().state is State.DRAINING  # its requests go on
         harness.traffic.busy.set()
         again = await instance.wait(UP)
     assert (again.run, again.failures, again.cause) == (facts.run + 1, 0, None)
@@ -418,7 +418,7 @@ async def test_an_unhealthy_engine_that_progresses_is_ready_again(runtime: Path)
         await instance.wait(UP)
         await harness.fail_probe()
         harness.traffic.now = Activity(in_flight=1, awaiting_upstream=1)
-        await asyncio.sleep(0.3)  # whether it stays unhealthy, is what is tested
+        await asyncio.sleep(0.3)  # the test is whether it stays unhealthy
         assert instance.snapshot().state is State.UNHEALTHY
         harness.traffic.now = Activity(in_flight=1, awaiting_upstream=1, bytes_received=9)
         assert (await instance.wait(UP)).run == 1
@@ -496,7 +496,7 @@ async def test_a_deadline_missed_while_the_loop_was_blocked_is_not_a_failure(run
     async with asyncio.timeout(PATIENCE_S), harness.served() as instance:
         instance.start()
         await loading(instance)
-        time.sleep(1.7)  # noqa: ASYNC251 (the loop standing still is what is tested)
+        time.sleep(1.7)  # noqa: ASYNC251 (the test needs the loop to stand still)
         assert (await instance.wait(UP | FAILED | WAITING)).state is State.READY
 
 
@@ -602,7 +602,7 @@ async def crashes(
     """End an engine by a signal again and again, each time with so many requests.
 
     Returns:
-        What happened, and the last cause and state.
+        The events, and the last cause and state.
     """
     code, state = "", State.STOPPED
     harness = InstanceHarness(

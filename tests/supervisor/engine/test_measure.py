@@ -1,4 +1,4 @@
-"""Measuring the real engine, and one that does not answer."""
+"""Measuring the real engine, and an engine that does not answer."""
 
 from __future__ import annotations
 

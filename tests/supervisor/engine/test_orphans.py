@@ -36,7 +36,7 @@ Orphan = Callable[..., int]
 
 @pytest.fixture
 def orphan(runtime: Path) -> Iterator[Orphan]:
-    """Return what starts a fake engine that has no parent, and outlives whoever started it."""
+    """Return a function that starts a fake engine without a parent, which outlives its starter."""
     pids = []
 
     def start(*failures: str, marker: str | None, own_session: bool = True) -> int:

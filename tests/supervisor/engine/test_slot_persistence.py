@@ -20,7 +20,7 @@ DOWN = frozenset({State.STOPPED})
 
 
 class Recorder:
-    """Writes down what it is asked, and in which state the instance is then."""
+    """Records each request, and the state of the instance at that time."""
 
     def __init__(self, launch: Launch, limits: InstanceLimits = QUICK) -> None:
         self.calls: list[tuple[str, str]] = []

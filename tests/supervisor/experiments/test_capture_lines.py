@@ -1,4 +1,4 @@
-"""No key gets into a capture; what a prompt says does."""
+"""No key gets into a capture; the text of a prompt does."""
 
 from __future__ import annotations
 

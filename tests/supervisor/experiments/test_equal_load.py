@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from supervisor.experiments.verdict import Value, count, under_equal_load
 
-# A value tells its load, so that what was picked can be counted.
+# A value tells its load, so that the picked values can be counted.
 conversations = st.lists(st.lists(st.integers(0, 3).map(lambda n: (float(n), n)), max_size=20))
 
 

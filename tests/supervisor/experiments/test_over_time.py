@@ -1,4 +1,4 @@
-"""Sides are compared moment by moment: what slows both for a while changes nothing."""
+"""Sides are compared moment by moment: a slowdown of both for a while changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which requests are sent, when, and with what."""
+"""Which requests are sent, when, and with which body."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def fleet_of(directory: Path, trial: Mapping[str, Any] | None = None, replicas: 
 def observed(
     fleet: Fleet, directory: Path, in_flight: int = 0, ready: tuple[str, ...] = ("chat.0", "chat.1")
 ) -> Trials:
-    """Return what observes a fleet whose instances have started."""
+    """Return an observer of a fleet whose instances have started."""
     for replica in fleet.all_replicas():
         is_trial = replica.planner.trial_at(replica.place) is not None
         replica.fingerprint = TRIED if is_trial else BASE

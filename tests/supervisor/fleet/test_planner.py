@@ -38,7 +38,7 @@ class FixedPlanner(LaunchPlanner):
 
 @pytest.fixture
 def make(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return what makes a workshop of one model on a machine of 16 cores."""
+    """Return a function that plans one model on a machine of 16 cores."""
     read = "supervisor.fleet.planner.machine.read"
     monkeypatch.setattr(read, lambda: machine(physical_cores=16))
 

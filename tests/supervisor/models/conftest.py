@@ -22,7 +22,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 
 @pytest.fixture
 def waits() -> list[float]:
-    """What the client waited between attempts; it does not really."""
+    """The waits between attempts; the client does not really wait."""
     return []
 
 

@@ -137,7 +137,7 @@ def test_a_header_is_read_without_its_weights(
     local = metadata.read(path, cache_dir=tmp_path)
     same = ("architecture", "layers", "size_bytes", "tensor_bytes", "matrix_bytes", "ctx_train")
     assert [getattr(found, entry) for entry in same] == [getattr(local, entry) for entry in same]
-    # What the sockets of both sides hold comes too.
+    # Bytes in the sockets of both sides come too.
     assert hub.served_bytes[FILE] < size_bytes / 4
 
 

@@ -1,4 +1,4 @@
-"""A removal takes what only this model uses; what others keep is named, not deleted."""
+"""A removal deletes the files that only this model uses, and names those of others."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from supervisor.plan.fit import MemoryCapacity, suggestions
 
 CPU_S = 2.0
 MEMORY_BYTES = 200 * 1024**2
-# Reads each file named, estimates what it takes, and prints the processor time of the worst.
+# Reads each file named, estimates its memory, and prints the processor time of the worst.
 MEASURE = """
 import resource, sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""LoRA adapters in the settings, and what an engine is started with."""
+"""LoRA adapters in the settings, and in an engine's command line."""
 
 from __future__ import annotations
 

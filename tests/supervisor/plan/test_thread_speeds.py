@@ -29,7 +29,7 @@ def test_all_cores_all_but_one_and_half_of_them_are_compared(
     [
         ({}, 8, 8),
         ({8: 100.0, 7: 100.0, 4: 90.0}, 8, 8),
-        ({8: 100.0, 7: 104.0}, 8, 8),  # within what a measurement may be off
+        ({8: 100.0, 7: 104.0}, 8, 8),  # within the error of a measurement
         ({8: 100.0, 7: 106.0, 4: 150.0}, 8, 4),
         ({2: 32.0, 1: 135.0}, 2, 1),
         ({8: 100.0, 4: 150.0}, 4, 4),  # another instance has the other cores

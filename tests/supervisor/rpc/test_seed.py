@@ -1,4 +1,4 @@
-"""Every item of seed 000: metrics of shards, configuration, and what the load balancer decides."""
+"""Every item of seed 000: metrics of shards, configuration, decisions of the load balancer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands of hooks: what they get, and their limits."""
+"""Commands of hooks: their inputs and limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Installing and removing, with a systemctl that notes what it is asked."""
+"""Installing and removing, with a systemctl that records its calls."""
 
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ class Systemd:
         return self.calls()
 
     def calls(self) -> list[str]:
-        """Return what changed something since the last call."""
+        """Return the calls that changed something since the last one."""
         calls = self._root / "calls"
         lines = calls.read_text("utf-8").splitlines()
         calls.unlink()

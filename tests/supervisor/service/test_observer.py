@@ -14,7 +14,7 @@ KILLED = known_cause("SIGKILL")
 
 
 class Told:
-    """What an observer makes of events."""
+    """The calls of an observer for events."""
 
     def __init__(self) -> None:
         self.observer = HookObserver(lambda _: KILLED)

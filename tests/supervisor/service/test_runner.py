@@ -1,4 +1,4 @@
-"""How many commands run at a time, in which order, and what happens to the rest."""
+"""How many commands run at a time, in which order, and the fate of the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks of Slurm: what squeue says of them, how many the demand needs, and the commands."""
+"""Tasks of Slurm: the output of squeue, how many the demand needs, and the commands."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from supervisor.system.paths import shipped_directory
 LINES = tomllib.loads(Path(__file__).with_name("command_lines.toml").read_text("utf-8"))["command"]
 NEWEST = list(recorded_builds())[-1]
 DEVICES = [Device(f"CUDA{number}", "a GPU", 24_576) for number in range(4)]
-# What becomes another key than a flag; `corral plan` has addresses and names of its own.
+# Options that become another key than a flag; `corral plan` has addresses and names of its own.
 ELSEWHERE = {"model", "hf-repo", "hf-file", "alias", "host", "port", "api-key"}
 WORDS = {"1": "on", "true": "on", "0": "off"}
 Meaning = tuple[str, object]
@@ -85,7 +85,7 @@ def meaning(name: str, value: str | None) -> Meaning:
 
 
 def planned(made: ConvertedModel, text: str) -> tuple[set[Meaning], dict[str, str]]:
-    """Return what the plan of a model has, and the reason of each option that it omits."""
+    """Return the options of a model's plan, and the reason of each option that it omits."""
     (settings,) = merge(tomllib.loads(text), None).settings.models.values()
     entry = ModelEntry(made.name, Path("/m.gguf"), flags=settings.flags, args=settings.args)
     base = load("base", (shipped_directory("profiles"),))

@@ -1,4 +1,4 @@
-"""Settings of other programs say here what they said there."""
+"""Settings of other programs keep their meaning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The JSON Schema accepts what the settings accept, and describes every one of them."""
+"""The JSON Schema accepts the same files as the settings, and describes each setting."""
 
 from __future__ import annotations
 

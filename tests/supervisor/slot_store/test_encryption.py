@@ -1,4 +1,4 @@
-"""Encrypted slot files: what goes in comes out, and nothing that was changed."""
+"""Encrypted slot files: they decrypt to the same bytes, and changed files are refused."""
 
 import os
 from collections.abc import Callable

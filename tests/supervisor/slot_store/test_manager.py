@@ -32,7 +32,7 @@ Harm = Callable[[FleetHarness, Manifest], None]
 
 @pytest.fixture
 def transfers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return what engines are asked to do with slot files: `save`, `restore`, in order."""
+    """Return the operations on slot files that engines get: `save`, `restore`, in order."""
     asked: list[str] = []
 
     def record(name: str) -> None:

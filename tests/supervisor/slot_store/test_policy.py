@@ -202,7 +202,7 @@ GIB = 1024**3
         (64, 0, 16),  # a quarter of the room
         (48, 16, 16),  # files that were saved meanwhile do not change it
         (8, 16, 6),  # another program filled the disk: some files are deleted
-        (2, 0, 1),  # what does not fit beside the reserve of the disk is not saved
+        (2, 0, 1),  # a file that does not fit beside the reserve of the disk is not saved
         (4096, 0, 256),
     ],
 )

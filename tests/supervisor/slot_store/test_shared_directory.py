@@ -234,7 +234,7 @@ async def test_daemons_share_the_work_of_deleting(tmp_path: Path) -> None:
         counts.append(len(stores[0].list_saved()))
     left = stores[0].list_saved()
     assert counts == sorted({*counts}, reverse=True)  # each deletes some
-    assert len(left) == 11  # the ten used last, and that which was used since they looked
+    assert len(left) == 11  # the ten used last, and the file used since they looked
     assert used.name in {found.name for found in left}
     assert all(found.used_at > manifest(minutes=19).used_at for found in left)
 
