@@ -384,8 +384,7 @@ class Forward:
         """Load a model, and record in the timeline how long eviction and loading take."""
         timeline.wait("evict")
         try:
-            begin_load = functools.partial(timeline.wait, "load")
-            timeline.load_group = await self._loader.ensure_ready(model, begin_load)
+            await self._loader.ensure_ready(model, functools.partial(timeline.wait, "load"))
         finally:
             timeline.wait()
 

@@ -69,15 +69,12 @@ class Timeline:
         "_stalls",
         "began_at_s",
         "first_token_ms",
-        "load_group",
     )
 
     def __init__(self) -> None:
         self.began_at_s = self._since_s = time.monotonic()
         # Time from the beginning to the first token; None before it.
         self.first_token_ms: float | None = None
-        # The group of models by whose rule others had to be unloaded first, or None.
-        self.load_group: str | None = None
         self._phase: Phase = "other"
         self._charged: Phase = "other"  # the phase, or `stalled`
         self._spent_s: dict[Phase, float] = {}  # of the phases that have ended
@@ -318,7 +315,6 @@ class AccessRecord:
             "model": self.model,
             "instance": self.instance,
             "first_token_ms": self.timeline.first_token_ms,
-            "load_group": self.timeline.load_group,
             "tool_calls": self.calls,
             "cache": self.cache.as_fields() if self.cache else None,
             "rules": self.rules,
@@ -370,7 +366,6 @@ class AccessRecord:
                     "yields": self.yields or None,
                     "first_byte_ms": self._first_byte_ms,
                     "first_token_ms": self.timeline.first_token_ms,
-                    "load_group": self.timeline.load_group,
                     "bytes_out": self.bytes_out,
                     "cancelled": self._cancelled_by() if self.status == CLIENT_GONE else None,
                     "cache_cause": self.cache.cause if self.cache else None,
