@@ -254,7 +254,7 @@ def test_adapted_values_are_of_one_model_and_another_planner(make: Any) -> None:
 
 
 def test_a_draft_by_reference_is_used_once_it_is_stored(
-    make: Any, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub = HuggingFace(tmp_path / "hub")
     monkeypatch.setenv("HF_HUB_CACHE", str(hub.root))
@@ -267,7 +267,8 @@ def test_a_draft_by_reference_is_used_once_it_is_stored(
     )
     assert value(shop, 0, "--spec-draft-model") is None
     hub.root.mkdir(parents=True, exist_ok=True)
-    hub.add("org/tiny-GGUF", "tiny-Q8_0.gguf", tiny_model.read_bytes())
+    draft = tiny_gguf.make(tmp_path / "draft.gguf", embd=16, heads=2, layers=1, ff=16)
+    hub.add("org/tiny-GGUF", "tiny-Q8_0.gguf", draft.read_bytes())
     assert str(value(shop, 0, "--spec-draft-model")).endswith("tiny-Q8_0.gguf")
     used = shop.fingerprint(ReplicaId("chat", 0), engine()).draft
     assert used[0].name == "tiny-Q8_0.gguf"
