@@ -72,7 +72,10 @@ def convert(
             notes.append(f"groups.{name} is left out: {rule.clause}")
         else:
             groups[_group_name(name, groups)] = table
-    if groups:
+    grouped = {
+        member for group in _groups(whole).values() for member in texts(group.get("members"))
+    }
+    if groups and not grouped >= names.keys():
         notes.append("groups: a model in no group is loaded beside others while memory has room")
     return groups, tuple(notes)
 
