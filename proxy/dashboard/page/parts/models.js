@@ -64,7 +64,7 @@ function Facts({ model, clock }) {
     ${memory_bytes != null && html`<span>${bytes(memory_bytes)}</span>`}
     ${context != null && html`<span>context ${whole(context)}</span>`}
     ${queue.length > 0 && html`<strong class="warn">${queue.length} queued, ${seconds(clock.since(queue.oldest_at_s))}</strong>`}
-    ${waiting && html`<strong class="warn">waits for memory, place ${waiting.place}</strong>`}
+    ${waiting && html`<strong class="warn">waits to be loaded, place ${waiting.place}</strong>`}
     ${unload_in_s > 0 && html`<span>unloads in ${duration(unload_in_s)}</span>`}
   </p>`;
 }
