@@ -35,6 +35,8 @@ _QUALITY: Final = 80
 _KEYS: Final = ("laptop", "phone", "agents")
 _CLIENTS: Final = 6  # so that the chat finds a free slot
 _REDRAWN_MS: Final = 700
+_PLACES: Final = {"explanation": "requests", "settings": "models"}
+_SETTINGS_PATH: Final = "~/.config/llama-corral/corral.toml"  # instead of a temporary one
 _QUESTIONS: Final = (
     "Why is the sky blue?",
     "Tell me a story about a llama that lives in a corral.",
@@ -70,7 +72,7 @@ def main() -> None:
     parser.add_argument(
         "--minutes", type=float, default=0.5, help="of requests before the pictures"
     )
-    parser.add_argument("--views", nargs="+", default=(*VIEWS, "machines", "explanation"))
+    parser.add_argument("--views", nargs="+", default=(*VIEWS, *_PLACES))
     arguments = parser.parse_args()
     folder: Path = arguments.folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -196,20 +198,34 @@ def _picture_views(browser: Browser, corral: CorralCli, folder: Path, views: Seq
         page.emulate_media(color_scheme=scheme)
         page.reload()
         for view in views:
-            dashboard.show("requests" if view == "explanation" else view)
-            page.locator(".waiting").first.wait_for(state="detached")
-            if view == "chat":
-                page.get_by_role("button", name=_CHAT[:10]).first.click()
-                page.get_by_role("link", name="Explain").wait_for()
-            elif view == "clients":
-                page.locator("summary").first.click()
-            elif view == "explanation":
-                page.get_by_role("table", name="Finished").get_by_role("link").first.click()
-                page.locator(".drawer .waiting").wait_for(state="detached")
+            _show(dashboard, view)
             _picture(page, folder, view, scheme)
     for complaint in dashboard.complaints:
         print(complaint)
     context.close()
+
+
+def _show(dashboard: Dashboard, view: str) -> None:
+    page = dashboard.page
+    dashboard.show(_PLACES.get(view, view))
+    page.locator(".waiting").first.wait_for(state="detached")
+    match view:
+        case "chat":
+            page.get_by_role("button", name=_CHAT[:10]).first.click()
+            page.get_by_role("link", name="Explain").wait_for()
+        case "clients":
+            page.locator("summary").first.click()
+        case "explanation":
+            page.get_by_role("table", name="Finished").get_by_role("link").first.click()
+            page.locator(".drawer .waiting").wait_for(state="detached")
+        case "settings":
+            page.get_by_role("button", name="Edit corral.toml").click()
+            text = page.get_by_label("Text of corral.toml")
+            shown = re.sub('"/[^"]*/', '"/models/', text.input_value())
+            text.fill(shown.replace("preload = false", "tl_s = 600"))
+            page.get_by_text("did you mean").wait_for()
+            path = page.get_by_text("/corral.toml")
+            path.evaluate("(it, path) => { it.textContent = path; }", _SETTINGS_PATH)
 
 
 def _picture(page: Page, folder: Path, name: str, scheme: str) -> None:
