@@ -1,8 +1,8 @@
 """Copies slot files from nodes, and offers them ours.
 
 A node is known by its process, which another machine may name; its address, key and certificates
-are those of our settings, so nobody can point us elsewhere. A copy that breaks off goes on once
-from where it was, and counts only if its SHA-256 is right.
+are those of our settings, so no other machine can redirect a copy. An interrupted copy is
+continued once, and counts only if its SHA-256 is right.
 """
 
 from __future__ import annotations
@@ -134,10 +134,10 @@ class _Copy:
         self._sha256 = hashlib.sha256()
 
     async def add(self, chunk: bytes) -> None:
+        if self.received_bytes + len(chunk) > self._size_bytes:
+            raise UpstreamFailed("a slot file is longer than its manifest says")
         self._pieces.append(chunk)
         self.received_bytes += len(chunk)
-        if self.received_bytes > self._size_bytes:
-            raise UpstreamFailed("a slot file is longer than its manifest says")
         if self.received_bytes - self._written_bytes >= _WRITE_BYTES:
             await self.flush()
 

@@ -47,7 +47,7 @@ def main() -> None:
     wanted = parser.add_mutually_exclusive_group()
     wanted.add_argument("directory", nargs="?", default="site", help="default: site")
     wanted.add_argument(
-        "--write", action="store_true", help="write the generated parts of the Markdown anew"
+        "--write", action="store_true", help="rewrite the generated parts of the Markdown"
     )
     wanted.add_argument(
         "--check", action="store_true", help="compare these parts, and see that the site builds"

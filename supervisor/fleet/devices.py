@@ -1,4 +1,4 @@
-"""The readings of the machine's cards, taken in a thread while somebody looks at them."""
+"""The readings of the machine's cards, taken in a thread on request."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _mib(count_bytes: int | None) -> float | None:
 
 
 class DeviceMonitor(Part):
-    """Takes readings on request, and while somebody watches.
+    """Takes readings on request, and every 5 s for 90 s after `watch`.
 
     A driver that hangs keeps its thread: nobody waits for it, and there is no second one.
     """

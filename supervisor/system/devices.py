@@ -4,7 +4,7 @@ NVIDIA's cards are read by NVML, those of AMD and Intel in sysfs, those of Macs 
 A figure that a driver does not give is None, never 0. Intel's drivers give counters of energy and
 idle time in place of power and load, so they are read twice; the memory of their cards is unknown.
 
-A card that the system has suspended stays so: to read it would wake it. NVML is loaded anew for
+A card that the system has suspended stays so: to read it would wake it. NVML is opened for
 each reading, because a process that keeps it open keeps the card awake.
 
 Sources: NVML API reference; Linux, Documentation/gpu/amdgpu/thermal.rst and driver-misc.rst;
@@ -100,7 +100,7 @@ def _with_rates(
 
 
 def _rate(before: float | None, after: float | None, elapsed_s: float) -> float | None:
-    """Return the growth of a counter per second; None if it is unknown, or began anew."""
+    """Return the growth of a counter per second; None if it is unknown, or was reset."""
     if before is None or after is None or after < before:
         return None
     return (after - before) / elapsed_s

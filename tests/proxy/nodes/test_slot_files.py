@@ -77,6 +77,7 @@ async def test_an_altered_copy_is_an_error(
     copy.touch()
     with pytest.raises(UpstreamFailed):
         await near.nodes.slot_files.copy("holder", "name", len(CONTENT), copy)
+    assert copy.stat().st_size <= len(CONTENT)
 
 
 async def test_only_processes_of_configured_nodes_are_asked(

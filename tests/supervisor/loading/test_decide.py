@@ -7,6 +7,7 @@ from typing import Any, get_args
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.model_states import loaded, requested
 
 from supervisor.fleet.model import Phase
 from supervisor.loading.decide import Actions, ModelState, decide
@@ -14,18 +15,6 @@ from supervisor.settings.schema import EvictionSettings, ResidencyPolicy
 
 ROOM = {"host": 10}
 RULES = EvictionSettings(eviction_wait_s=20.0, abandon_load_below=0.5)
-
-
-def loaded(name: str, **others: Any) -> ModelState:
-    resting = ModelState(
-        name, "loaded", required={"host": 4}, resident_s=60.0, idle_s=30.0, reload_cost_s=1.0
-    )
-    return replace(resting, **others)
-
-
-def requested(name: str, waited_s: float = 0.0, **others: Any) -> ModelState:
-    claim = ModelState(name, "down", required={"host": 4}, waiting=1, oldest_wait_s=waited_s)
-    return replace(claim, **others)
 
 
 def moves(*models: ModelState) -> Actions:

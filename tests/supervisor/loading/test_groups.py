@@ -8,6 +8,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from support.model_states import loaded, requested
 
 from supervisor.loading.decide import Actions, Eviction, ModelState, decide, eviction, rule_against
 from supervisor.settings.groups import Groups, GroupSettings, Rule
@@ -19,18 +20,6 @@ ONE_OF_TWO = "at most 1 of a, b may be loaded at the same time (groups.g)"
 
 def groups(*models: str, **rules: Any) -> Groups:
     return Groups({"g": GroupSettings(models=models, **rules)})
-
-
-def loaded(name: str, **others: Any) -> ModelState:
-    resting = ModelState(
-        name, "loaded", required={"host": 4}, resident_s=60.0, idle_s=30.0, reload_cost_s=1.0
-    )
-    return replace(resting, **others)
-
-
-def requested(name: str, waited_s: float = 0.0, **others: Any) -> ModelState:
-    claim = ModelState(name, "down", required={"host": 4}, waiting=1, oldest_wait_s=waited_s)
-    return replace(claim, **others)
 
 
 def moves(rules: Groups, *models: ModelState, room: int = 100) -> Actions:

@@ -554,6 +554,13 @@ def test_groups_and_matrix_of_llama_swap(
     merge(made, None)  # no rule contradicts another
 
 
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_models_in_no_group_of_llama_swap_are_noted(*, is_whole: bool) -> None:
+    members = "big, code, embed, rank, an other" if is_whole else "big, code"
+    made = convert(f"{GROUPS}groups: {{g: {{members: [{members}]}}}}", "llama-swap", BASE, {})
+    assert any("in no group" in note for note in made.notes) is not is_whole
+
+
 @pytest.mark.parametrize("expression", ["", "big &", "big code", "big - code", "+s", "f(big)"])
 def test_a_matrix_that_is_no_expression_is_refused(expression: str) -> None:
     with pytest.raises(SettingsInvalid, match=r"matrix\.sets\.s"):
