@@ -59,7 +59,7 @@ def holds_encoder(header: Header, tensors: Iterable[Tensor]) -> bool:
 
 
 # Increase it when a field of Gguf is added or changes its meaning.
-_CACHE_VERSION: Final = "gguf 9"
+_CACHE_VERSION: Final = "gguf 10"
 # Shards are called PREFIX-00001-of-00003.gguf. Source: llama.cpp, llama_split_path.
 _SHARD: Final = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _SAMPLE_BYTES: Final = 64 * 1024
@@ -95,6 +95,7 @@ class Gguf:
     drafts_for: int  # width of the model whose draft heads it contains; 0 for a whole model
     shards: int
     tensor_bytes: int  # weights in all shards
+    token_bytes: int  # weights that one token reads: of experts, only those that it uses
     embedding_bytes: int  # the table of token embeddings
     output_bytes: int  # the output matrix; 0 if the embeddings serve as one
     # Matrices used in multiplications: type, largest group of rows (32, 8, 1), bytes.
@@ -274,6 +275,7 @@ def from_headers(path: Path, size_bytes: int, headers: Sequence[Header], fingerp
         drafts_for=drafts_for,
         shards=len(headers),
         tensor_bytes=sum(map(tensors.tensor_bytes, found)),
+        token_bytes=tensors.token_bytes(first, architecture, found),
         embedding_bytes=tensors.bytes_of(tensors.EMBEDDING, found),
         output_bytes=tensors.bytes_of(tensors.OUTPUT, found),
         matrix_bytes=tensors.matrix_bytes(found, generates=is_causal),

@@ -66,6 +66,15 @@ def tensor_bytes(tensor: Tensor) -> int:
     return tensor.elements // elements * size_bytes
 
 
+def token_bytes(header: Header, architecture: str, tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of weights that one token reads, all of the embeddings included."""
+    count = header.integer(f"{architecture}.expert_count")
+    used = header.integer(f"{architecture}.expert_used_count")
+    share = min(1.0, used / count) if count and used else 1.0
+    sizes = ((tensor_bytes(tensor), "_exps." in tensor.name) for tensor in tensors)
+    return round(sum(size * share if is_expert else size for size, is_expert in sizes))
+
+
 def bytes_of(name: str, tensors: Iterable[Tensor]) -> int:
     return sum(tensor_bytes(tensor) for tensor in tensors if tensor.name == name)
 

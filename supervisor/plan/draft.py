@@ -6,7 +6,9 @@ DSpark head, which reads the states of some layers of the model.
 
 `draft = "auto"` takes draft heads of this model in its directory or in `MTP` below; without any, it
 takes the smallest GGUF with the same vocabulary and at most a quarter of the size, the first by
-name. A profile whose `spec-type` is `auto` takes draft heads even without that setting.
+name. The size of a model is that of the weights that one token reads: its speed follows them, and
+with experts they are few. A profile whose `spec-type` is `auto` takes draft heads even without that
+setting.
 
 Source: llama.cpp, common/speculative.cpp, and the models that have a graph_mtp; builds 10434 and
 11434.
@@ -237,11 +239,11 @@ def _read_draft(path: Path, model: Gguf, cache_dir: Path) -> Draft:
             f"{path} cannot draft for {model.path}: {misfit}",
             hint='use a smaller model of the same family, or none; draft = "auto" looks for one',
         )
-    if not found.drafts_for and found.tensor_bytes > _SHARE_MAX * model.tensor_bytes:
-        drafting, own = size(found.tensor_bytes), size(model.tensor_bytes)
+    if not found.drafts_for and found.token_bytes > _SHARE_MAX * model.token_bytes:
+        drafting, own = size(found.token_bytes), size(model.token_bytes)
         raise SettingsInvalid(
-            f"{path} is too large to draft for {model.path}: its weights take {drafting}, those of "
-            f"the model {own}; drafting pays only if the draft is much faster",
+            f"{path} is too large to draft for {model.path}: each token reads {drafting} of its "
+            f"weights, and {own} of the model's; drafting pays only if the draft is much faster",
             hint="use one of a quarter of the model's size or less; flags.spec-draft-model names "
             "one of any size",
         )
@@ -249,8 +251,8 @@ def _read_draft(path: Path, model: Gguf, cache_dir: Path) -> Draft:
 
 
 def _smaller_model(model: Gguf, fitting: Sequence[Gguf]) -> Draft:
-    sizes_max_bytes = model.size_bytes / _SMALLER
-    small = [gguf for gguf in fitting if not gguf.drafts_for and gguf.size_bytes <= sizes_max_bytes]
+    most_bytes = model.token_bytes / _SMALLER
+    small = [gguf for gguf in fitting if not gguf.drafts_for and gguf.token_bytes <= most_bytes]
     if not small:
         where = model.path.parent
         reason = f"{where} has no GGUF of its vocabulary and at most a quarter of its size"
@@ -261,7 +263,7 @@ def _smaller_model(model: Gguf, fitting: Sequence[Gguf]) -> Draft:
 
 
 def _smallest(fitting: Sequence[Gguf]) -> Gguf:
-    return min(fitting, key=lambda candidate: (candidate.tensor_bytes, candidate.path.name))
+    return min(fitting, key=lambda candidate: (candidate.token_bytes, candidate.path.name))
 
 
 def _neighbours(model: Gguf, cache_dir: Path, skipped: list[str]) -> Iterator[Gguf]:

@@ -51,6 +51,7 @@ _GGUF = Gguf(
     drafts_for=0,
     shards=1,
     tensor_bytes=96_000_000,
+    token_bytes=96_000_000,
     embedding_bytes=30_000_000,
     output_bytes=0,
     matrix_bytes=(("Q4_1", 32, 66_000_000),),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support import tiny_eagle, tiny_gguf
+from support import tiny_eagle, tiny_gguf, tiny_moe
 from support.samples import model
 
 from supervisor.errors import ModelInvalid, SettingsInvalid
@@ -119,9 +119,31 @@ def test_a_model_runs_without_a_draft_that_cannot_be_read(
 
 
 def test_a_draft_that_is_hardly_smaller_is_refused_with_the_sizes(chat: Gguf, cache: Path) -> None:
-    its = size(chat.tensor_bytes)
-    with pytest.raises(SettingsInvalid, match=f"weights take {its}, those of the model {its};"):
+    its = size(chat.token_bytes)
+    with pytest.raises(SettingsInvalid, match=f"reads {its} of its weights, and {its} of the"):
         choose(chat.path, chat, cache_dir=cache)
+
+
+def test_of_experts_only_those_that_a_token_uses_are_compared(tmp_path: Path, cache: Path) -> None:
+    sizes = tiny_moe.Size(layers=2, experts=32, used=2)
+    path = tiny_moe.make(tmp_path / "experts.gguf", "qwen3moe", sizes)
+    experts = metadata.read(path, cache_dir=cache)
+    less, more, most = (
+        metadata.read(
+            tiny_gguf.make(tmp_path / f"{width}.gguf", embd=width, heads=8, layers=2, ff=4 * width),
+            cache_dir=cache,
+        )
+        for width in (128, 256, 512)
+    )
+    used = sum(size for name, size in experts.tensors if "_exps." in name) // 16
+    rest = sum(size for name, size in experts.tensors if "_exps." not in name)
+    assert experts.token_bytes == used + rest
+    assert more.tensor_bytes < experts.tensor_bytes / 2
+    with pytest.raises(SettingsInvalid, match="is too large to draft for"):
+        choose(more.path, experts, cache_dir=cache)
+    assert choose(less.path, experts, cache_dir=cache).gguf == less
+    # Its weights are as large as those of the model, but a token reads few of them.
+    assert choose(experts.path, most, cache_dir=cache).gguf == experts
 
 
 def test_a_draft_with_another_vocabulary_is_rejected(
