@@ -88,6 +88,8 @@ class SlotSaver:
         # An idle engine saves these only once their next turn is computed, or is not to be.
         self.postponed: OrderedDict[Conversation, RoutingTarget] = OrderedDict()
         self._saved_at_s: dict[str, float] = {}
+        # Slots that are being saved, each with the event at which that ends.
+        self._saving: dict[Slot, asyncio.Event] = {}
         # The number of conversations that were not saved, by model and reason.
         self.skipped: Counter[tuple[str, NoFile]] = Counter()
 
@@ -98,9 +100,14 @@ class SlotSaver:
         upstream, sent = instance.upstream, slot.started_tick
         self._saved_at_s[upstream.name] = self._clock()
         fingerprint = self._prefix_index.fingerprint(upstream.name, content)
-        transfer = await self._storage.save(
-            upstream.name, slot.id_slot, content.tokens, fingerprint
-        )
+        ended = self._saving[slot] = asyncio.Event()
+        try:
+            transfer = await self._storage.save(
+                upstream.name, slot.id_slot, content.tokens, fingerprint
+            )
+        finally:
+            del self._saving[slot]
+            ended.set()
         if transfer:
             self._measures[upstream.model].saves.note(transfer)
             if content.conversation:
@@ -226,6 +233,8 @@ class SlotSaver:
 
     async def fill(self, lease: Lease, slot: Slot) -> None:
         """Save the old content of a slot of known number, and fill it from the best file."""
+        if slot.previous and slot in self._saving:  # since before the request took it
+            await self._saving[slot].wait()
         if slot.previous and self._pays(lease, slot):
             await self.save(lease.instance, slot, slot.previous)
         if saved := self._to_restore(lease, slot):
@@ -354,7 +363,7 @@ class SlotSaver:
         uses = work.slot_map.uses
         if not is_listed:
             await self._list(work)
-        if work.slot_map.uses != uses:
+        if work.slot_map.uses != uses or slot in self._saving:
             return
         is_known = slot.is_confirmed and slot.conversation is not None
         if not (is_known and await self.save(work.instance, slot, slot.content)):

@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
+import pytest
 from support.requests import ask, upstream
 from support.virtual_time import run_in_virtual_time
 
 from proxy.cache.fingerprint import ConversationFingerprint
 from proxy.cache.index import PrefixIndex
-from proxy.cache.save_policy import Transfer
+from proxy.cache.save_policy import IDLE_S, Transfer
 from proxy.cache.slot_map import Slot
 from proxy.router.lease import Lease
 from proxy.router.registry import Instances, InstanceTasks
@@ -76,6 +77,15 @@ class Harness:
         return self.states
 
     def begin(self, text: str) -> Lease:
+        lease = self.reserve(text)
+        slot, prompt = lease.slot, lease.request.prompt
+        assert slot
+        assert prompt
+        self.slot_map.mark_sent(slot, is_named=True)
+        self._set(slot, prompt.tokens, is_busy=True)
+        return lease
+
+    def reserve(self, text: str) -> Lease:
         lease = Lease(ask(text), self.instance, self.clock)
         prompt = lease.request.prompt
         assert prompt
@@ -83,9 +93,6 @@ class Harness:
         lease.conversation = self.index.assign(self.upstream, prompt, None, hint)
         self.instance.hold((lease,))
         lease.slot = self.slot_map.reserve(lease, lease.conversation, self.clock())
-        assert lease.slot
-        self.slot_map.mark_sent(lease.slot, is_named=True)
-        self._set(lease.slot, prompt.tokens, is_busy=True)
         return lease
 
     def end(self, lease: Lease) -> None:
@@ -183,6 +190,22 @@ def test_a_request_ends_the_saving() -> None:
         harness.end(lease)
         await asyncio.sleep(1)
         assert sorted(harness.disk.slots) == [0, 1, 2, 3]
+
+    run(test)
+
+
+def test_a_request_waits_for_the_save_of_the_slot_that_it_takes() -> None:
+    async def test(harness: Harness) -> None:
+        for name in ("river", "lake", "sea", "pond"):
+            harness.answer(story(name, 900 if name == "river" else 400))
+        await asyncio.sleep(IDLE_S + SAVE_S / 2)
+        [(began_at_s, number)] = harness.disk.began
+        lease = harness.reserve(story("brook"))
+        assert lease.slot
+        assert lease.slot.id_slot == number
+        await harness.writer.fill(lease, lease.slot)
+        assert harness.clock() - began_at_s == pytest.approx(SAVE_S)
+        assert harness.disk.slots.count(number) == 1
 
     run(test)
 
