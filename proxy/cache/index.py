@@ -211,12 +211,22 @@ class PrefixIndex:
             owner, cached = self._add_remote(prompt, owner, cached)
         return CacheHint(owner, cached, held, saved, conversation)
 
-    def holder(self, hint: CacheHint, name: str) -> str | None:
+    def holder(self, hint: CacheHint, name: str, is_serving: Callable[[str], bool]) -> str | None:
         """Return the process that has a conversation, for an instance; None if unknown or its own.
 
-        Empty: it is on this machine.
+        Empty: it is on this machine. If the instance that answered its last turn does not serve,
+        it may have handed the conversation to another, which has reported that.
         """
         run = hint.conversation.run if hint.conversation else self._runs.get(hint.owner or "")
+        if run and run.name != name and not is_serving(run.name):
+            reported = (bits for _, bits in hint.cached)
+            holders = (
+                other
+                for bits in reported
+                for other in self._runs.values()
+                if bits & other.bit and is_serving(other.name)
+            )
+            run = next(holders, run)
         return run.process if run and run.name != name else None
 
     def available_blocks(self, upstream: Upstream, prompt: Prompt) -> int:

@@ -699,7 +699,8 @@ class SlotAssignment:
             hint = hint or self.prefix_index.look_up(prompt, queued.session)
             lease.expected_cached = most_tokens(hint.held, instance.bit)
             lease.is_continued = hint.conversation is not None
-            lease.holder = self.prefix_index.holder(hint, instance.upstream.name)
+            name = instance.upstream.name
+            lease.holder = self.prefix_index.holder(hint, name, self._is_serving)
             lease.has_awaited_owner = queued.awaited is not None
             if queued.beginning_since_s is not None:
                 lease.beginning_wait_s = now_s - queued.beginning_since_s
@@ -721,6 +722,9 @@ class SlotAssignment:
         lease.sequences = len(instance.leases)
         queued.lease = lease
         return lease
+
+    def _is_serving(self, name: str) -> bool:
+        return self.instances.of_model(self.queue.model).sets.get(name) is not None
 
     def _count_turn(self, instance: RoutingTarget, weight: float) -> None:
         # A model that was busy or new has missed turns, and does not get them all now.

@@ -687,7 +687,6 @@ class Router:
         """Free one slot, and report its use; `held` are the tokens in idle slots."""
         if lease.owners:
             lease.owners.note_release(lease)
-            lease.instance.note_placed()
         if lease.is_taken:
             lease.is_taken = False
             use = slot_use(lease, 1 + len(lease.beside), held)
@@ -695,6 +694,7 @@ class Router:
             if self.signals.charged and use.client and not lease.request.is_background:
                 self.signals.charged(use.client, use.tokens.total)
         self.queues[lease.request.model].release(lease)
+        lease.instance.note_placed()
         if lease.place and isinstance(lease.cut_by, SlotYielded):
             lease.cut_by.note_stopped(self._clock())
             self._record_part(lease, lease.cut_by.unfinished, held)

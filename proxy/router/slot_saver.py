@@ -184,9 +184,12 @@ class SlotSaver:
             self.skipped[instance.upstream.model, reason] += 1
 
     def case(
-        self, instance: RoutingTarget, content: SlotContent, *, is_taken_next: bool = False
+        self, instance: RoutingTarget, content: SlotContent, least_loss_p: float = 0.0
     ) -> SaveCase | None:
-        """Return the expected cost and benefit of saving a slot; None: it cannot be saved."""
+        """Return the expected cost and benefit of saving a slot; None: it cannot be saved.
+
+        `least_loss_p`: with which probability the content is lost at least.
+        """
         upstream, conversation = instance.upstream, content.conversation
         turn_hashes = self._prefix_index.fingerprint(upstream.name, content).turn_hashes
         is_short = content.tokens <= upstream.window_tokens
@@ -199,8 +202,7 @@ class SlotSaver:
         measures, rates, now_s = self._measures[upstream.model], instance.rates, self._clock()
         saved_at_s = self._saved_at_s.get(upstream.name, -math.inf)
         loss_p, slot_map = measures.loss_p, self._prefix_index.slot_maps.get(upstream.name)
-        if is_taken_next and slot_map and slot_map.host_cache:  # it may not be copied
-            loss_p = max(loss_p, slot_map.host_cache.absence_probability(content.tokens))
+        loss_p = max(loss_p, least_loss_p)
         return_p = measures.returns.return_p(conversation.number, now_s)
         if conversation.is_paused:  # its request waits to go on
             return_p = loss_p = 1.0
@@ -266,7 +268,12 @@ class SlotSaver:
         """Return whether to save the content of a slot that a request is about to replace."""
         if (content := slot.previous) is None:
             return False
-        case = self.case(lease.instance, content, is_taken_next=True)
+        slot_map, loss_p = self._prefix_index.slot_maps[lease.upstream.name], 0.0
+        if slot_map.host_cache:  # it may not be copied
+            loss_p = slot_map.host_cache.absence_probability(content.tokens)
+        if self.has_file(lease, slot) and slot_map.is_lost_if_named(slot):
+            loss_p = 1.0  # the file overwrites it before the engine copies it
+        case = self.case(lease.instance, content, loss_p)
         is_worth = case is not None and is_worth_saving(case, self._pause_max_s)
         if case and not is_worth:
             self._skip(lease.instance, content, NoFile.COST)

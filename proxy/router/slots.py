@@ -59,6 +59,8 @@ _WORTH_TOKENS: Final = 128
 # The engine lists its slots when its batch ends, and begins no request before that. So this wait
 # costs a request nothing; without the list its prompt may be computed again.
 _LISTED_TIMEOUT_S: Final = 20.0
+# Requests overtake each other within milliseconds.
+_PLACED_MAX_S: Final = 1.0
 _NAMES_SLOTS: Final = frozenset(
     {
         EndpointKind.CHAT,
@@ -117,11 +119,13 @@ class SlotSelector:
             await self._prepare(lease, slot_map, reach, is_alone=True)
             return
         await self._taker.take(lease)
-        # Only a slot of known number is prepared beside others.
-        is_filled = known is not None and self._saver.has_file(lease, known)
-        order = lease.instance.slot_order
-        async with order.reader if is_filled else order.writer:
-            await self._prepare(lease, slot_map, reach, is_alone=not is_filled)
+        order, is_ready = lease.instance.slot_order, False
+        if known and self._saver.has_file(lease, known):  # others are prepared meanwhile
+            async with order.reader:
+                is_ready = await self._prepare(lease, slot_map, reach, is_alone=False)
+        if not is_ready:
+            async with order.writer:
+                await self._prepare(lease, slot_map, reach, is_alone=True)
 
     async def aim(self, lease: Lease) -> None:
         """Make the engine take a lease's slot, known by now, for a request that cannot name it."""
@@ -135,21 +139,28 @@ class SlotSelector:
 
     async def _prepare(
         self, lease: Lease, slot_map: SlotMap, reach: SlotTargeting, *, is_alone: bool
-    ) -> None:
-        """Make the engine use the reserved slot; `is_alone`: no other is prepared meanwhile."""
+    ) -> bool:
+        """Make the engine use the reserved slot; `is_alone`: no other is prepared meanwhile.
+
+        Returns False, if it is not alone, for a slot without its conversation: without a name, the
+        engine could take a slot that is being filled for another request.
+        """
         slot = lease.slot
         if slot and reach != "none" and lease.conversation is not None:
             lease.slot = slot = await self._target(lease, slot_map, slot, reach)
+        if not is_alone and (slot is None or slot.conversation is None):
+            return False
         if slot is None:
             await self.enter(lease)
         else:
-            if reach == "by id" and _names_slot(lease, slot_map, slot, is_alone=is_alone):
+            if reach == "by id" and _names_slot(lease, slot_map, slot):
                 lease.id_slot = slot.id_slot
             await self._enter_slot(lease, slot_map, slot, reach)
         for slot_lease in lease.beside:
             if tracked := slot_map.reserve(slot_lease, None, lease.clock()):
                 slot_lease.slot = tracked
                 slot_map.mark_sent(tracked, is_named=False)
+        return True
 
     async def _enter_slot(
         self, lease: Lease, slot_map: SlotMap, slot: Slot, reach: SlotTargeting
@@ -166,6 +177,7 @@ class SlotSelector:
         if is_restored and has_cache:
             lease.restored_tokens = slot.content.tokens
         if lease.id_slot is None:
+            await _wait_for_named(lease)
             if slot.is_confirmed and slot_map.is_kept_before(slot):
                 await self._refresh(lease, slot_map.mark_refreshed(slot))
             await self._keep_paused(lease, slot_map)
@@ -400,23 +412,39 @@ class SlotSelector:
                 slot_map.mark_used(other.slot)
 
 
-def _names_slot(lease: Lease, slot_map: SlotMap, slot: Slot, *, is_alone: bool) -> bool:
+def _names_slot(lease: Lease, slot_map: SlotMap, slot: Slot) -> bool:
     """Return whether a request names its slot.
 
-    Without a name, the engine could take a slot that is being filled for another request, and the
-    prompt's slot would be a guess. With a name, the engine looks for the prompt only in that slot:
-    it neither copies the slot to the host cache, nor looks for the prompt there.
+    Without a name, the prompt's slot would be a guess. With a name, the engine looks for the prompt
+    only in that slot: it neither copies the slot to the host cache, nor looks for the prompt there.
     """
     if slot.conversation is not None:
         return slot.is_confirmed
     if not lease.upstream.cache_key or lease.yielded:  # the engine finds all that it computed
         return False
-    if not is_alone:
-        return True
     if slot_map.is_lost_if_named(slot):
         return False
     prompt, conversation = lease.request.prompt, lease.conversation
     return not prompt or not slot_map.is_elsewhere(slot, conversation, prompt.blocks)
+
+
+async def _wait_for_named(lease: Lease) -> None:
+    """Wait until the engine has given slots to the requests that were sent before and name theirs.
+
+    It reads requests side by side. If it came to this one first, it would take one of these slots,
+    and the content would be lost that was restored or kept there for the other request.
+    """
+    instance = lease.instance
+    if any(map(_is_underway, instance.leases)):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PLACED_MAX_S):
+                while any(map(_is_underway, instance.leases)):
+                    await instance.wait_placed()
+
+
+def _is_underway(lease: Lease) -> bool:
+    is_sent = lease.slot is not None and lease.slot.is_sent and lease.id_slot is not None
+    return is_sent and not (lease.is_placed or lease.is_ending or lease.chunked)
 
 
 @dataclass(slots=True)

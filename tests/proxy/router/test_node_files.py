@@ -12,7 +12,7 @@ from support.requests import ask, upstream
 from support.virtual_time import run_in_virtual_time
 
 from proxy.cache.index import PrefixIndex
-from proxy.cache.prompt import Prompt
+from proxy.cache.prompt import Prompt, toggle_model_name
 from proxy.router.lease import Lease, RoutingTarget
 from proxy.router.node_files import NodeFile, NodeFileTaker
 from proxy.upstream.upstream import Node, Rates
@@ -103,6 +103,7 @@ def test_the_process_that_has_a_conversation_is_known_by_its_node() -> None:
     index = PrefixIndex(1000)
     one = replace(upstream("one/chat"), node=Node("one", "chat", process="p1"))
     other, here = replace(upstream("two/chat"), node=Node("two", "chat")), upstream("chat.0")
+    serving = {one.name, other.name, here.name}
     for its in (one, other, here):
         index.register(its)
     prompt = ask("a question").prompt
@@ -110,8 +111,28 @@ def test_the_process_that_has_a_conversation_is_known_by_its_node() -> None:
     for its, process in ((one, "p1"), (other, None), (here, "")):
         index.assign(its, prompt, None, index.look_up(prompt, None))
         hint = index.look_up(prompt, None)
-        assert index.holder(hint, its.name) is None
-        assert index.holder(hint, "another") == process
+        assert index.holder(hint, its.name, serving.__contains__) is None
+        assert index.holder(hint, "another", serving.__contains__) == process
     index.register(replace(one, node=Node("one", "chat", process="p2")))  # it was restarted
     index.assign(one, prompt, None, index.look_up(prompt, None))
-    assert index.holder(index.look_up(prompt, None), "another") == "p2"
+    hint = index.look_up(prompt, None)
+    assert index.holder(hint, "another", serving.__contains__) == "p2"
+
+
+def test_a_conversation_is_copied_from_the_node_that_took_it_from_a_node_that_ended() -> None:
+    index = PrefixIndex(1000)
+    ended, taker = (
+        replace(upstream(f"{node}/chat"), node=Node(node, "chat", process=node)) for node in "ab"
+    )
+    for its in (ended, taker):
+        index.register(its)
+    prompt = ask("a question").prompt
+    assert isinstance(prompt, Prompt)
+    index.assign(ended, prompt, None, index.look_up(prompt, None))
+    turns = map(prompt.shared_turn_hash, prompt.turn_hashes)
+    index.add_remote(taker, [toggle_model_name(turn, "chat") for turn in turns])
+    hint = index.look_up(prompt, None)
+    assert index.holder(hint, "c/chat", {"a/chat", "b/chat"}.__contains__) == "a"
+    assert index.holder(hint, "c/chat", {"b/chat"}.__contains__) == "b"
+    assert index.holder(hint, "b/chat", {"b/chat"}.__contains__) is None
+    assert index.holder(hint, "c/chat", set[str]().__contains__) == "a"

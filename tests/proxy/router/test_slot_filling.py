@@ -55,6 +55,7 @@ class Storage:
         self.is_lost = False
         self.is_full = False
         self.is_broken = False
+        self.deleted: list[str] = []  # by another daemon, which the next look finds out
         self.begun = asyncio.Event()
         self.gate = asyncio.Event()
         self.gate.set()
@@ -86,7 +87,7 @@ class Storage:
         return TRANSFER
 
     async def look(self, _instance: str, /) -> None:
-        return
+        self.router.remove_slot_files(self.deleted)
 
 
 @pytest.fixture
@@ -118,6 +119,13 @@ async def answered(
         timings = Timings(found, computed, 2.0 * computed, 4, 40.0)
         storage.router.finish(lease, Completion(timings, {"content": "verse"}))
     return lease
+
+
+def store(storage: Storage, request: ProxyRequest) -> None:
+    """Have a file of a request's whole prompt."""
+    assert request.prompt
+    held = ConversationFingerprint((), request.prompt.blocks)
+    storage.router.add_slot_file(SlotFile("file", "key", HELD, 3_000_000, held))
 
 
 async def crashed(storage: Storage, request: ProxyRequest) -> None:
@@ -177,6 +185,51 @@ async def test_what_leaves_its_slot_is_saved_where_the_host_cache_cannot_keep_it
     assert len(storage.calls) == saves
 
 
+@pytest.mark.parametrize(
+    "storage", [{"token_bytes": 300_000, "host_cache_bytes": 1e9}], indirect=True
+)
+async def test_what_a_file_overwrites_is_saved_even_if_the_host_cache_loses_nothing(
+    storage: Storage,
+) -> None:
+    await answered(storage, FIRST)
+    for _ in range(20):  # in its slot, of which the host cache has no copy
+        await answered(storage, NEXT, found=HELD, computed=1)
+    store(storage, OTHER)
+    assert (await answered(storage, OTHER)).restored
+    assert [what for what, *_ in storage.calls] == ["save", "restore"]
+
+
+async def test_a_request_whose_file_is_gone_looks_in_the_host_cache(storage: Storage) -> None:
+    storage.is_full = True
+    await answered(storage, FIRST)
+    await answered(storage, OTHER)
+    again = ask(B, "verse", "and then?")
+    await answered(storage, again, found=HELD, computed=1)  # the number of its slot is known now
+    store(storage, NEXT)
+    storage.deleted = ["file"]
+    lease = await answered(storage, NEXT)
+    assert lease.expected_cached > 0
+    assert lease.id_slot is None  # with a name, the engine would look in that slot only
+
+
+@pytest.mark.parametrize("storage", [{"slots": 2}], indirect=True)
+async def test_a_request_without_a_named_slot_does_not_overtake_those_that_name_theirs(
+    storage: Storage,
+) -> None:
+    storage.is_full = True
+    await answered(storage, FIRST)
+    await answered(storage, OTHER)
+    async with asyncio.TaskGroup() as group, storage.router.lease(NEXT) as first:
+        assert first.id_slot is not None
+        later = group.create_task(answered(storage, ask("a third one", kind=EndpointKind.INFILL)))
+        for _ in range(20):  # without I/O it would be answered by then
+            await asyncio.sleep(0)
+        assert not later.done()
+        first.note_header()
+        assert (await later).id_slot is None
+        storage.router.finish(first)
+
+
 async def test_an_engine_that_finds_nothing_of_its_files_is_given_no_more(storage: Storage) -> None:
     turns = [FIRST, OTHER] * 8
     for turn in turns:
@@ -222,9 +275,7 @@ async def test_a_turn_waits_for_the_file_of_an_instance_that_drains(
         for _ in range(20):  # without I/O it waits by then
             await asyncio.sleep(0)
         if not is_over:
-            assert FIRST.prompt
-            of_none = ConversationFingerprint((), FIRST.prompt.blocks)
-            storage.router.add_slot_file(SlotFile("file", "key", HELD, 3_000_000, of_none))
+            store(storage, FIRST)
     assert (("restore", 0, "file") in storage.calls) is not is_over
     assert bool(turn.result().restored) is not is_over
 
