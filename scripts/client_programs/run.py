@@ -12,12 +12,12 @@ import argparse
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-from support.corral_cli import CorralCli
+from support.corral_cli import CorralCli, until
 
 from scripts.client_programs import scripted_model
 from scripts.client_programs.clients import CLIENTS, Client, own_files
@@ -35,6 +35,9 @@ _LEFT_TOKENS: Final = 4096
 _BIG_WORDS: Final = 4000
 _CALL_MAX_S: Final = 240
 _CHATS_MAX: Final = 4
+_ADDRESS: Final = "127.0.0.1"
+_VERBS: Final = ("move", "freeze")
+_AUTHOR: Final = ("-c", "user.name=corral", "-c", "user.email=corral@localhost")
 _SETTINGS: Final = """
 [models.{name}]
 path = "{path}"
@@ -73,12 +76,17 @@ def main() -> int:
         metavar="N",
         help="only measure what N sessions find in the cache, with prompt rules and without",
     )
+    parser.add_argument(
+        "--capture", type=Path, metavar="DIR", help="with --sessions: keep the requests there"
+    )
     parser.add_argument("--keep", action="store_true", help="print what each client printed")
     options = parser.parse_args()
     chosen = [client for client in CLIENTS if not options.clients or client.name in options.clients]
     if options.sessions:
-        rows_of = [_measure(client, options.sessions, is_verbose=options.keep) for client in chosen]
-        print(table(_MEASURED, [row for rows in rows_of for row in rows]))
+        for client in chosen:
+            capture = options.capture and options.capture / f"{client.name}.jsonl"
+            measured = _measure(client, options.sessions, capture, is_verbose=options.keep)
+            print(table(_MEASURED, measured), flush=True)
         return 0
     rows: list[tuple[str, str, str]] = []
     has_failed = False
@@ -93,35 +101,45 @@ def main() -> int:
 _MEASURED: Final = (
     "CLIENT",
     "PROMPT RULES",
-    "REQUESTS",
-    "PROMPT",
+    "PROMPTS",
+    "TOKENS",
     "FOUND",
-    "FIRST PROMPT",
+    "NEW",
+    "TOKENS",
     "FOUND",
 )
 
 
-def _measure(client: Client, sessions: int, *, is_verbose: bool) -> list[tuple[object, ...]]:
-    """Return the prompt tokens of all sessions but the first, and those found in the cache.
+def _measure(
+    client: Client, sessions: int, capture: Path | None, *, is_verbose: bool
+) -> list[tuple[object, ...]]:
+    """Return the prompts of all sessions but the first, and what the cache had of them.
 
-    The last two columns are of the longest new prompt of each session, its own instructions.
+    Without rules, with those of `corral connect`, with those that `corral explain` then proposes,
+    and with blocks besides these. The last three columns are of the first prompts of conversations.
     """
     programs = install(client.package, is_python=client.is_python)
     known = next(program for program in CLIENT_PROGRAMS if program.name == client.name)
-    rows: list[tuple[object, ...]] = []
-    for rules in dict.fromkeys(((), known.prompt_rules)):
+    left, rows = [(), tuple(known.prompt_rules)], dict[Sequence[str], tuple[object, ...]]()
+    while left:
+        if (rules := left.pop(0)) in rows:
+            continue
         with tempfile.TemporaryDirectory(prefix="cl") as name:
             run = _Run(client, programs, Path(name), is_verbose=is_verbose)
             try:
-                found = run.sessions(sessions, {known.agent: list(rules)} if rules else {})
+                prompts = run.sessions(sessions, rules, None if rows else capture)
+                if not rows:
+                    found = run.corral.data("explain", "--client", _ADDRESS)
+                    proposed = tuple(found.get("rules", ()))
+                    left += [proposed, *((*proposed, f"{verb}:block") for verb in _VERBS)]
             finally:
                 run.corral.end()
-        later = [request for session in found[1:] for request in session]
-        firsts = [max(session, key=sum) for session in found[1:]]
-        sums = [[sum(column) for column in zip(*part, strict=True)] for part in (later, firsts)]
-        figures = [figure for new, cached in sums for figure in (new + cached, cached)]
-        rows.append((client.name, " ".join(rules) or "none", len(later), *figures))
-    return rows
+        figures: list[object] = []
+        for part in (prompts, [prompt for prompt in prompts if not prompt.is_continued]):
+            tokens, cached = sum(p.tokens for p in part), sum(p.cached for p in part)
+            figures += [len(part), tokens, f"{cached / max(1, tokens):.3f}"]
+        rows[rules] = (client.name, " ".join(rules) or "none", *figures)
+    return [*rows.values()]
 
 
 def _checks(client: Client, *, is_verbose: bool) -> list[Outcome]:
@@ -132,6 +150,12 @@ def _checks(client: Client, *, is_verbose: bool) -> list[Outcome]:
             return run.all()
         finally:
             run.corral.end()
+
+
+class _Prompt(NamedTuple):
+    tokens: int
+    cached: int
+    is_continued: bool
 
 
 class _Run:
@@ -159,35 +183,43 @@ class _Run:
         (self._work / "big.txt").write_text("heron and another bird\n" * (_BIG_WORDS // 4))
 
     def sessions(
-        self, count: int, rules: Mapping[str, Sequence[str]]
-    ) -> list[list[tuple[int, int]]]:
-        """Run sessions; return of each the new and the cached tokens of its requests' prompts.
+        self, count: int, rules: Sequence[str], capture: Path | None = None
+    ) -> list[_Prompt]:
+        """Run sessions of two turns, each in a new repository; return the prompts of all but one.
 
-        Of each session, only requests without answers: its first one and those for titles.
+        `capture`: a file for the requests.
         """
         smollm2 = pinned.fetch(pinned.find_pin("smollm2"), directories().models, lambda *_: None)
         wide = scripted_model.make(self._models / "wide.gguf", smollm2, COMMANDS, ctx=_WIDE_TOKENS)
-        lines = [f"{client} = {list(names)}" for client, names in rules.items()]
-        settings = "\n".join(["[proxy.prompt_rules]", *lines]) if rules else ""
+        settings = f'[proxy.prompt_rules]\n"{_ADDRESS}" = {list(rules)}\n' if rules else ""
         # One slot beside, for titles.
         self._serve([("wide", wide, _WIDE_TOKENS)], settings, slots=2)
-        found: list[list[tuple[int, int]]] = []
-        seen = 0
+        capturing: subprocess.Popen[bytes] | None = None
+        if capture:
+            argv = self.corral.argv("capture", "--model", "wide", "--output", str(capture))
+            capturing = subprocess.Popen(argv, env=self.corral.env)
+            until(lambda: self.corral.events("capture.started"))
+        first = 0
         for number in range(count):
             self._work = self._models / f"project{number}"
             self._work.mkdir()
             (self._work / "notes.txt").write_text("The word is heron.\n")
+            for words in (("init", "-q"), ("add", "."), (*_AUTHOR, "commit", "-q", "-m", "notes")):
+                subprocess.run(["git", *words], cwd=self._work, check=True)  # noqa: S607
             self._call(self._client.first("wide", f"Read notes.txt and tell word {number}."))
-            finished = self.corral.events("request.finished")
-            mine, seen = finished[seen:], len(finished)
-            begun = [
-                request for request in mine if not (request.get("cache") or {}).get("is_continued")
-            ]
-            tokens = [
-                (request.get("prompt_tokens"), request.get("cached_tokens")) for request in begun
-            ]
-            found.append([(new or 0, cached or 0) for new, cached in tokens] or [(0, 0)])
-        return found
+            self._call(self._client.again("wide", "And what was the word again?"))
+            first = first or len(self.corral.events("request.finished"))
+        if capturing:
+            self.corral.ok("capture", "--stop")
+            capturing.wait()
+        return [
+            _Prompt(
+                (request.get("prompt_tokens") or 0) + (request.get("cached_tokens") or 0),
+                request.get("cached_tokens") or 0,
+                bool((request.get("cache") or {}).get("is_continued")),
+            )
+            for request in self.corral.events("request.finished")[first:]
+        ]
 
     def all(self) -> list[Outcome]:
         smollm2 = pinned.fetch(pinned.find_pin("smollm2"), directories().models, lambda *_: None)
