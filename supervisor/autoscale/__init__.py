@@ -1,6 +1,6 @@
-"""Values of running models that follow demand and machine: slots, threads, layers.
+"""Values of running models that follow demand and machine: slots, threads, drafts, layers.
 
-`slots.SlotDecider` and `threads.ThreadDecider` decide; `apply.AdaptiveController` samples, and
-applies their changes by replacing instances. `layer_mover.LayerMover` moves layers between RPC
-workers.
+`slots.SlotDecider`, `threads.ThreadDecider` and `drafts.DraftDecider` decide;
+`apply.AdaptiveController` samples, and applies their changes by replacing instances.
+`layer_mover.LayerMover` moves layers between RPC workers.
 """

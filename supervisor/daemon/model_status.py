@@ -35,16 +35,20 @@ if TYPE_CHECKING:
     from supervisor.experiments.capture import Recording
 
 
-def model_status(
+def model_status(  # noqa: PLR0913 (a status is made of all these)
     model: Model,
     instances: list[messages.InstanceStatus],
     waiting: Waiting | None,
     loaded: ModelState | None,
     *,
     changed: Mapping[str, Any],
+    drafts: SettingsByFlag,
     is_reachable: bool,
 ) -> messages.ModelStatus:
-    """Build the status; `is_reachable`: whether other machines can send requests."""
+    """Build the status; `is_reachable`: whether other machines can send requests.
+
+    `drafts` has the adapted value of `spec-type` with its present reason, if there is one.
+    """
     plan, (state, reason) = model.plan, availability(model)
     return messages.ModelStatus(
         name=model.entry.name,
@@ -61,7 +65,7 @@ def model_status(
         chats=not (plan and plan.embedding and plan.embedding.is_only),
         changed={**changed},
         engine_tools=("network" if is_reachable else "local") if model.entry.runs_tools else "off",
-        adapted=_adapted_values(plan.adapted if plan else {}),
+        adapted=_adapted_values({**plan.adapted, **drafts} if plan else {}),
         reduced=_adapted_values(plan.reduced if plan else {}),
         trial=trial_note(model),
         instances=instances,

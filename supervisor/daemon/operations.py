@@ -175,6 +175,7 @@ class DaemonService:
                     waiting.get(name),
                     loaded.get(name),
                     changed=parts.reload.changes(name),
+                    drafts=parts.drafts.adapted(name, model.plan),
                     is_reachable=parts.is_reachable,
                 )
                 for name, model in self._fleet.models.items()

@@ -20,6 +20,7 @@ from proxy.nodes.nodes import Nodes
 from proxy.router.router import Router
 from proxy.server import Server
 from supervisor.autoscale.apply import AdaptiveController
+from supervisor.autoscale.drafts import DraftDecider
 from supervisor.autoscale.layer_mover import LayerMover
 from supervisor.autoscale.slots import SlotDecider
 from supervisor.autoscale.threads import ThreadDecider
@@ -100,6 +101,8 @@ class DaemonParts:
         self.device_yield = DeviceYield(self.fleet, self.admission, self._memory_usage, emit)
         self._add_models(loaded, reread, replacer)
         threads = ThreadDecider.of_fleet(self.fleet, directories)
+        in_flight = self.router.count_in_flight
+        self.drafts = DraftDecider.of_fleet(self.fleet, in_flight, directories.draft_speeds, emit)
         self.adaptive = AdaptiveController(
             self.fleet,
             self.router,
@@ -107,7 +110,7 @@ class DaemonParts:
             self._memory_usage,
             adapted=self._adapted,
             emit=emit,
-            deciders=[SlotDecider(), threads],
+            deciders=[SlotDecider(), threads, self.drafts],
             is_memory_wanted=lambda: bool(self.admission.waiting()),
         )
         shares, now_s = LayerShares(directories.layer_shares), asyncio.get_running_loop().time
@@ -152,6 +155,7 @@ class DaemonParts:
             self.canaries,
             self.layer_mover,
             self.adaptive,
+            self.drafts,
             self.admission,
             self.hooks,
             self.records,

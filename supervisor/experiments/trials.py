@@ -10,20 +10,20 @@ import asyncio
 import hashlib
 import math
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from proxy.observe.metrics import waited_ms
 from supervisor.engine.states import State
 from supervisor.events import Event, Part
 from supervisor.experiments.verdict import FIGURES, SIDES, Side, SideName, TrialFigures, Value
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.launches import LaunchFingerprint
 from supervisor.fleet.model import Model, Replica
+from supervisor.fleet.stats import OtherRequests
 from supervisor.system import files
 from supervisor.system.paths import is_ours
 
@@ -94,7 +94,6 @@ def _number(value: Any) -> float:
 _READY: Final = State.READY.value
 # Newer figures are lost if the daemon is killed.
 _SAVE_EVERY_S: Final = 60.0
-_RECENT_MAX: Final = 32
 _FAILED_MAX: Final = 256
 
 Clock = Callable[[], float]
@@ -137,10 +136,9 @@ class Trials(Part):
         self._is_ready = is_ready or _is_ready
         self._fleet = fleet
         self._root = root
-        self._in_flight = in_flight
+        self._others = OtherRequests(in_flight, clock)
         self._clock = clock
         self._trials: dict[str, Trial] = {}
-        self._ends_at_s: dict[str, deque[float]] = {}  # the latest requests' ends by instance
 
     def observe(self, event: Event) -> None:
         """Count the events that concern a trial."""
@@ -242,20 +240,11 @@ class Trials(Part):
             failed = trial.failed.pop(str(fields["request"]), None)
             if failed and failed != side:
                 trial.figures.count_failure(failed)
-            others = self._others(name, fields)
+            others = self._others.count(name, fields)
             # The figures of one side while the other cannot serve compare to nothing.
             sides = replicas_by_side(self._fleet.models[fields["model"]]).values()
             is_fair = all(any(map(self._is_ready, replicas)) for replicas in sides)
             trial.figures.count_request(side, fields, others, self._clock(), is_fair=is_fair)
-
-    def _others(self, instance: str, fields: Mapping[str, Any]) -> int:
-        """Return how many other requests an instance had during the request that ends now."""
-        now_s, ends_at_s = self._clock(), self._ends_at_s
-        held_s: float = (fields["duration_ms"] - waited_ms(fields)) / 1000
-        recent = ends_at_s.setdefault(instance, deque(maxlen=_RECENT_MAX))
-        ended: int = sum(end_at_s > now_s - held_s for end_at_s in recent)
-        recent.append(now_s)
-        return ended + max(0, self._in_flight(instance))
 
     def _note_failure(self, fields: Mapping[str, Any]) -> None:
         if fields["model"] and (found := self._side(fields["model"], fields["instance"])):

@@ -22,6 +22,7 @@ from supervisor.builds.installed import EngineSetting
 from supervisor.engine.calibration import MeasurementStore
 from supervisor.errors import CorralError, NoSuchModel
 from supervisor.fleet.launches import (
+    Flags,
     Launches,
     LaunchFingerprint,
     ModelFiles,
@@ -31,8 +32,10 @@ from supervisor.fleet.launches import (
 )
 from supervisor.models.local_stores import roots
 from supervisor.models.metadata import Gguf
-from supervisor.plan import profile, tuned_profile
-from supervisor.plan.auto import SLOTS, ThreadSpeeds
+from supervisor.plan import draft_speed, profile, tuned_profile
+from supervisor.plan.auto import AUTO, SLOTS, ThreadSpeeds
+from supervisor.plan.draft import Draft
+from supervisor.plan.draft_speed import SPEC_TYPE
 from supervisor.plan.embedding import FLAG as PROJECTOR
 from supervisor.plan.estimate import with_free
 from supervisor.plan.fit import MemoryCapacity, capacity, check_fits
@@ -49,7 +52,7 @@ from supervisor.rpc.relay import ShardRun
 from supervisor.rpc.shards import LayerShares, shard_plans, worker_split
 from supervisor.settings.schema import FoundModel, ModelSettings, Settings, SupervisorSettings
 from supervisor.settings.tables import RestartPolicy
-from supervisor.system import machine
+from supervisor.system import files, machine
 from supervisor.system.machine import Machine
 from supervisor.system.paths import Directories
 
@@ -322,6 +325,10 @@ class LaunchPlanner:
         projector, skipped = self._files.projector(entry, flags, found)
         entry = replace(entry, split=self._split(entry, found), projector=projector)
         adapters = self._files.adapters(entry, found)
+        draft = self._files.draft(entry, flags, engine, found)
+        draft_key = self._draft_key(entry, flags, engine, found, draft)
+        if setting := self._draft_setting(draft_key):
+            adapted = {SPEC_TYPE: setting, **adapted}
         beside = [flags.get(PROJECTOR, projector), *(adapter.path for adapter in adapters)]
         make = partial(
             make_plan,
@@ -331,7 +338,7 @@ class LaunchPlanner:
             found,
             here,
             instances=instances or max(1, self.instances),
-            draft=self._files.draft(entry, flags, engine, found),
+            draft=draft,
             projector_bytes=total_bytes(beside),
             adapted=adapted,
             measured=None if entry.workers else self._read_measurement(found, engine),
@@ -344,7 +351,24 @@ class LaunchPlanner:
         tuned, lost = self._tuned_warnings(entry, plan), self.workers.loss_notes(entry.name)
         assumed = self.workers.assumption_notes(entry.name)
         warnings = (*plan.warnings, *skipped, *tuned, *lost, *assumed)
-        return replace(plan, warnings=warnings, lost_workers=lost)
+        draft_key = draft_key if SPEC_TYPE in plan.derived - plan.from_user else None
+        return replace(plan, warnings=warnings, lost_workers=lost, draft_key=draft_key)
+
+    def _draft_key(
+        self, entry: ModelEntry, flags: Flags, engine: Engine, found: Gguf, draft: Draft
+    ) -> str | None:
+        """Return the name of the speeds with and without drafts; None if they are not measured."""
+        if not (self.supervisor.adaptive and (draft.gguf or flags.get(SPEC_TYPE) == AUTO)):
+            return None
+        paths = [found.path, engine.path, *([draft.gguf.path] if draft.gguf else [])]
+        with suppress(OSError):
+            return files.key_of(paths, entry.name, repr(sorted(flags.items())), *entry.args)
+        return None
+
+    def _draft_setting(self, draft_key: str | None) -> Setting | None:
+        """Return whether a model drafts by its speeds, as its value of `spec-type`."""
+        speed = draft_speed.read(self._directories.draft_speeds, draft_key) if draft_key else None
+        return speed.setting if speed else None
 
     def projector(self, model: str) -> Path | None:
         """Find the projector of a model; raises as `plan`."""

@@ -7,12 +7,14 @@ delay its notice of clients that disconnect. Source: llama-server build 10434, t
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import psutil
 
+from proxy.observe.metrics import waited_ms
 from supervisor.engine.instance import Instance
 from supervisor.engine.states import InstanceSnapshot, State
 
@@ -99,3 +101,27 @@ def combine(before: EngineStats, metrics: Mapping[str, float], memory: int | Non
     drafted = metrics.get("spec_decode_num_draft_tokens_total", before.drafted_tokens)
     accepted = metrics.get("spec_decode_num_accepted_tokens_total", before.accepted_tokens)
     return EngineStats(before.pid, tokens, decoding_s, int(drafted), int(accepted), speed, memory)
+
+
+_RECENT_MAX: Final = 32
+_INSTANCES_MAX: Final = 256
+
+
+class OtherRequests:
+    """Counts the other requests of an instance during each; `in_flight` counts those that run."""
+
+    def __init__(self, in_flight: Callable[[str], int], clock: Callable[[], float]) -> None:
+        self._in_flight = in_flight
+        self._clock = clock
+        self._ends_at_s: dict[str, deque[float]] = {}  # of the latest requests, by instance
+
+    def count(self, instance: str, fields: Mapping[str, Any]) -> int:
+        """Return how many others there were during the request that ends now."""
+        now_s = self._clock()
+        held_s: float = (fields["duration_ms"] - waited_ms(fields)) / 1000
+        recent = self._ends_at_s.setdefault(instance, deque(maxlen=_RECENT_MAX))
+        if len(self._ends_at_s) > _INSTANCES_MAX:
+            del self._ends_at_s[next(iter(self._ends_at_s))]
+        ended: int = sum(end_at_s > now_s - held_s for end_at_s in recent)
+        recent.append(now_s)
+        return ended + max(0, self._in_flight(instance))

@@ -121,6 +121,8 @@ class Plan:
     # Settings reduced after its engine ran out of memory.
     reduced: SettingsByFlag = field(default_factory=dict)
     missing_draft: tuple[str, ...] = ()  # why it runs without the configured draft model
+    # The name of its `DraftSpeed`; None if it is not decided by speed whether it drafts.
+    draft_key: str | None = None
 
     @property
     def embedding(self) -> Embedding | None:
@@ -244,7 +246,7 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
             chosen={line.key: chosen[line.key] for line in rendered},
             engine=replace(engine, devices=(*remote, *engine.devices)),
             cpu_flags=machine.cpu_flags,
-            draft=draft.gguf,
+            draft=draft.gguf if "spec-draft-model" in chosen else None,
             projector_bytes=projector_bytes,
         ),
         adapted={key: setting for key, setting in kept.items() if setting.is_adapted},

@@ -20,6 +20,7 @@ from supervisor.builds.installed import EngineSetting
 from supervisor.errors import SettingsInvalid
 from supervisor.plan import auto
 from supervisor.plan.draft import DSPARK, SIMPLE, Draft, DraftSetting, draft_type
+from supervisor.plan.draft_speed import NONE, SPEC_TYPE
 from supervisor.plan.embedding import FLAG as MMPROJ
 from supervisor.plan.embedding import embedding_batches, embedding_slots, explicit_purpose
 from supervisor.plan.loras import LoraSettings, lora_settings
@@ -181,6 +182,8 @@ def resolve(
     """Return a model's settings by today's names for these `devices`, every `auto` derived."""
     gguf = inputs.gguf
     planned = _with_workers(_merge(entry, profile, flags, draft), entry, flags, devices)
+    if _drafts_no_more(planned, inputs.adapted):
+        planned = {k: v for k, v in planned.items() if not k.startswith("spec-draft-")}
     merged = explicit_purpose({**planned, **entry.reduced}, entry.args, entry.name, gguf)
     derived = _cap_context(_derive_settings(embedding_slots(merged, gguf), inputs), inputs)
     return _raise_batch(embedding_batches(derived, gguf))
@@ -213,10 +216,16 @@ def _merge(entry: ModelEntry, profile: Profile, flags: Flags, draft: Draft) -> S
     settings = {**ours, **named, **own, **lora_settings(entry.loras)}
     if "spec-draft-model" in settings:
         reason = "a draft model alone does not enable drafting"
-        kind = draft_type(draft.gguf) if draft.gguf else SIMPLE
+        kind = SIMPLE if "spec-draft-model" in given else auto.AUTO
         return {**settings, "spec-type": settings.get("spec-type", Setting(kind, CORRAL, reason))}
     # A profile may have numbers for drafting, which are useless without a draft model.
     return {k: v for k, v in settings.items() if k in own or not k.startswith("spec-draft-")}
+
+
+def _drafts_no_more(planned: SettingsByFlag, adapted: SettingsByFlag) -> bool:
+    """Return whether drafting is off by speed: then a draft model would only take memory."""
+    setting, to = planned.get(SPEC_TYPE), adapted.get(SPEC_TYPE)
+    return bool(setting and to and is_auto(SPEC_TYPE, setting.value) and to.value == NONE)
 
 
 def _with_workers(

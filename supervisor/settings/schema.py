@@ -61,7 +61,8 @@ class SupervisorSettings(tables.InstanceLimits, EvictionSettings):
     measure_threads: bool = True
     """measure models of up to 1 GiB with several thread counts at their first start"""
     adaptive: bool = True
-    """while serving, adapt values that are auto to demand and machine; false: change nothing"""
+    """while serving, adapt values that are auto to demand and machine, and drafting to its speed;
+    false: change nothing"""
     persist_slots: bool = True
     """save conversations to disk, for this user alone, while their model is not loaded"""
     slots_disk_budget: Literal["auto"] | Annotated[tables.Bytes, Field(ge=1024**2, le=2**60)] = (

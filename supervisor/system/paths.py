@@ -66,7 +66,7 @@ class Directories:
         config: Has corral.toml, profiles/ and profiles.d/.
         data: Has models, engines, learned prompts, slots, figures of requests, batches, and layers
             of workers.
-        cache: Has engines' help, GGUF metadata, CPU libraries.
+        cache: Has engines' help, GGUF metadata, CPU libraries, speeds with and without drafts.
         log: Has the logs of the instances and of the daemon.
         runtime: Has the lock, state file and sockets of one daemon; mode 0700.
     """
@@ -89,6 +89,7 @@ class Directories:
         self.trials = data / "trials"
         self.canaries = data / "canaries"
         self.layer_shares = data / "layers"
+        self.draft_speeds = cache / "draft_speeds"
         self.daemon_log = log / "daemon.log"
 
     def replace(self, **roots: Path) -> Directories:

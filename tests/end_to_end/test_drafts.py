@@ -1,4 +1,4 @@
-"""Drafts on the real engine: their acceptance is shown, and no batch is too small for them."""
+"""Drafts on the real engine: shown, compared with none, and no batch is too small for them."""
 
 import json
 import urllib.request
@@ -22,6 +22,9 @@ path = "{model}"
 profile = "speculative"
 [models.words.flags]
 batch-size = 32
+[models.words.slots]
+queued_s = 0.5
+quiet_s = 240
 """
 
 
@@ -50,6 +53,7 @@ def test_draft_acceptance_is_shown(corral: CorralCli, tmp_path: Path) -> None:
     assert refused.returncode == 78
     assert "is too large to draft for" in refused.stderr
     corral.configure(MODELS.format(model=model, large=large))
+    corral.env["CORRAL_SUPERVISOR__ADAPTIVE"] = "true"
     corral.ok("start")
     assert answer(corral.url, "words")["draft_n"] > 32
     answer(corral.url, "pair")
@@ -59,6 +63,14 @@ def test_draft_acceptance_is_shown(corral: CorralCli, tmp_path: Path) -> None:
     assert pair.acceptance > 0.9
     assert words.drafted > 32
     assert "pair.0: accepts" in corral.ok("status")
+
+    answer(corral.url, "words")  # with those before, enough for a trial without drafts
+    trial = "words: spec-type = none now: a trial, against ngram-mod"
+    until(lambda: trial in " ".join(corral.ok("status").split()))
+    assert trial.removeprefix("words: spec-type = none now: ") in corral.ok("plan", "words")
+    assert "draft_n" not in answer(corral.url, "words")
+    adapted = [event for event in corral.events("model.adapted") if event["key"] == "spec-type"]
+    assert [(event["before"], event["after"]) for event in adapted] == [("ngram-mod", "none")]
 
 
 HEADS = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from supervisor.builds.help import parse
 from supervisor.errors import NoSuchModel, OutOfMemory, SettingsInvalid
 from supervisor.fleet.launches import ReplicaId
 from supervisor.fleet.planner import LaunchPlanner
-from supervisor.plan import profile
+from supervisor.plan import draft_speed, profile
+from supervisor.plan.draft_speed import DraftSpeed
 from supervisor.plan.setting import Setting
 from supervisor.settings.schema import Settings
 from supervisor.slot_store.manifest import cache_key
@@ -88,6 +90,33 @@ def test_slot_files_replace_the_host_cache_of_an_engine_with_a_draft_model(
     outcomes = shop.launches.slot_persistence.store.outcomes
     outcomes.set(key, RestoreOutcome("chat", problem="its engine failed"))
     assert value(shop, 0, "--cache-ram") != "0"
+
+
+def test_a_draft_that_made_decoding_slower_is_not_loaded(make: Any, tmp_path: Path) -> None:
+    table = {
+        "path": tiny_gguf.make(tmp_path / "large.gguf", embd=256, heads=8, layers=4, ff=512),
+        "draft": tiny_gguf.make(tmp_path / "draft.gguf"),
+    }
+    shop = make(**table)
+    shop.used = replace(shop.used, path=table["path"])
+    before = shop.plan("chat")
+    key, slower = before.draft_key, DraftSpeed("draft-simple", drafts=False)
+    assert key
+    slower = replace(slower, own={1: (4000, 40.0)}, other={1: (400, 8.0)}, speedup=0.5)
+    draft_speed.write(Directories(*[tmp_path] * 5).draft_speeds, key, slower)
+    plan = shop.plan("chat")
+    assert plan.draft_key == key
+    assert plan.adapted["spec-type"].value == "none"
+    assert (value(shop, 0, "--spec-draft-model"), value(shop, 0, "--spec-type")) == (None, "none")
+    assert value(shop, 0, "--cache-ram") != "0"
+    assert before.estimate.host.draft > plan.estimate.host.draft == 0
+    line = next(line for line in plan.lines if line.flag == "--spec-type")
+    assert line.reason.startswith("decoding was 0.50 times as fast with drafts, with 1 busy slot")
+    trial = shop.adapting("chat", {"spec-type": slower.trial()})
+    assert value(trial, 0, "--spec-draft-model") == str(table["draft"])
+    shop = make(**table, flags={"spec-type": "draft-simple"})
+    shop.used = replace(shop.used, path=table["path"])
+    assert shop.plan("chat").draft_key is None
 
 
 def test_a_model_that_cannot_be_planned_has_one_replica(make: Any, tmp_path: Path) -> None:
