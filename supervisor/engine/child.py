@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, NamedTuple
 
 import psutil
 
@@ -80,6 +80,13 @@ class Command:
     env: Mapping[str, str] = field(repr=False)
     cwd: Path
     blocks_sigterm: bool = field(default=False, kw_only=True)
+
+
+class ProcessorTime(NamedTuple):
+    """Seconds of all threads of a process since its start."""
+
+    used_s: float
+    waited_s: float  # Ready to run, without a processor; 0 where the system does not tell.
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +159,7 @@ class Child:
             return None
         return float(used.user + used.system)
 
-    def runnable_s(self) -> float | None:
+    def processor_time(self) -> ProcessorTime | None:
         """Return how long its threads computed and, on Linux, waited for a processor.
 
         Source: Linux, Documentation/scheduler/sched-stats.rst, /proc/PID/schedstat: nanoseconds on
@@ -165,7 +172,7 @@ class Child:
         for thread in Path(f"/proc/{self.pid}/task").glob("*/schedstat"):
             with suppress(OSError):  # It has ended.
                 waited_ns += int(thread.read_text("ascii").split()[1])
-        return cpu_s + waited_ns / 1e9
+        return ProcessorTime(cpu_s, waited_ns / 1e9)
 
     def is_suspended(self) -> bool:
         """Return whether a signal such as SIGSTOP stopped it; False if a debugger holds it."""

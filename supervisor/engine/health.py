@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from supervisor.engine.child import ProcessorTime
 from supervisor.settings.tables import HealthSettings
 
 # A response proves nothing: llama-server serves `/health`, `/slots` and `/metrics` from threads
@@ -15,7 +16,8 @@ from supervisor.settings.tables import HealthSettings
 #    batch, the token totals only when a request ends;
 # 3. during a batch none of these grows, and 2048 tokens take 12 s on a slow CPU. But the time for
 #    which threads of the process compute or wait for a processor does: such an engine gets
-#    `batch_timeout_s`, another (stopped, or waiting for a lock or a hung device) two intervals.
+#    `batch_timeout_s`, another (stopped, or waiting for a lock or a hung device) two intervals. Of
+#    the batch's time counts only the share in which its threads do not wait for a processor.
 #
 # An idle engine generates a token once a minute. In between, the state of its process is read: if
 # a signal (SIGSTOP) has suspended it at two readings in a row, it cannot answer.
@@ -27,10 +29,12 @@ from supervisor.settings.tables import HealthSettings
 # our metrics a thousandth. Elsewhere than on Linux, a machine twenty times too busy looks the same.
 _COMPUTING: Final = 0.05
 _SUSPENDED_LOOKS: Final = 2
+# The most time of waiting for a processor that is left out, in times of the batch's limit.
+_STARVED_MAX: Final = 20
 
 
-# Counters in a fixed order, None if it did not answer; CPU time of the process, None if unknown.
-CounterSample = tuple[tuple[float, ...] | None, float | None]
+# Counters in a fixed order, None if it did not answer; None if the process's times are unknown.
+CounterSample = tuple[tuple[float, ...] | None, ProcessorTime | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,7 @@ class HealthState:
     owing_at_s: float  # when it last sent bytes, or its work began
     progress_at_s: float  # latest known progress
     computed_at_s: float  # latest known computing; at least progress_at_s
+    starved_s: float = 0.0  # of the time since progress_at_s, waiting for a processor
     counters: tuple[float, CounterSample] | None = None  # since owing_at_s, with their time
     looked_at_s: float = 0.0  # when its process was last looked at, or its service began
     suspended: int = 0  # looks in a row that found it suspended
@@ -89,15 +94,19 @@ def _compare(health: HealthState, before: tuple[float, CounterSample] | None) ->
         return health
     (then_s, then), (now_s, now) = before, health.counters
     if _differ(then, now):
-        return replace(health, progress_at_s=then_s, computed_at_s=then_s)
-    (values, before_s), (answered, runnable_s) = then, now
+        return replace(health, progress_at_s=then_s, computed_at_s=then_s, starved_s=0.0)
+    (values, time_before), (answered, time_now) = then, now
     if answered is None:
         # No answer means no progress; the last answer stays valid.
-        health = replace(health, counters=(now_s, (values, runnable_s)))
-    if before_s is None or runnable_s is None:
+        health = replace(health, counters=(now_s, (values, time_now)))
+    if time_before is None or time_now is None:
         return health
-    has_computed = runnable_s - before_s >= _COMPUTING * (now_s - then_s)
-    return replace(health, computed_at_s=then_s) if has_computed else health
+    waited_s = max(0.0, time_now.waited_s - time_before.waited_s)  # of threads that still run
+    runnable_s = time_now.used_s - time_before.used_s + waited_s
+    if runnable_s < _COMPUTING * (now_s - then_s):
+        return health
+    starved_s = health.starved_s + (now_s - then_s) * waited_s / runnable_s
+    return replace(health, computed_at_s=then_s, starved_s=starved_s)
 
 
 def _differ(then: CounterSample, now: CounterSample) -> bool:
@@ -117,7 +126,8 @@ def next_action(settings: HealthSettings, health: HealthState) -> HealthAction:
         return _next_idle_action(settings, health)
     is_at_rest = now_s - health.computed_at_s >= settings.silence_s
     batch_s = max(settings.batch_timeout_s, settings.silence_s)
-    if is_at_rest or now_s - health.progress_at_s >= batch_s:
+    starved_s = min(health.starved_s, _STARVED_MAX * batch_s)
+    if is_at_rest or now_s - health.progress_at_s - starved_s >= batch_s:
         return "withdraw"
     is_worth_it = now_s - health.owing_at_s >= settings.liveness_interval_s / 2
     is_due = health.counters is None or now_s - health.counters[0] >= settings.counters_every_s

@@ -20,7 +20,7 @@ from typing import Final
 
 from proxy.common.background_tasks import FAILURES
 from supervisor.engine import exit_cause
-from supervisor.engine.child import Child, Exit
+from supervisor.engine.child import Child, Exit, ProcessorTime
 from supervisor.engine.client import Endpoint, EngineClient
 from supervisor.engine.exit_cause import FailureCause
 from supervisor.engine.launch import EXIT_LINE, Launch, Progress, ReportReader
@@ -135,8 +135,8 @@ class ProcessRun:
     def cpu_s(self) -> float | None:
         return self._child.cpu_s() if self._child else None
 
-    def runnable_s(self) -> float | None:
-        return self._child.runnable_s() if self._child else None
+    def processor_time(self) -> ProcessorTime | None:
+        return self._child.processor_time() if self._child else None
 
     def is_suspended(self) -> bool:
         return self._child is not None and self._child.is_suspended()

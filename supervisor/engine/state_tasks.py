@@ -129,7 +129,7 @@ class HealthMonitor:
                 metrics = await client.read_metrics()
             if not isinstance(metrics, ErrorResponse):
                 counters = tuple(metrics.get(name, 0.0) for name in _COUNTERS)
-        return counters, self._run.runnable_s()
+        return counters, self._run.processor_time()
 
     def _sample(self, counters: CounterSample | None = None) -> HealthSample:
         # A probe counts as a request, so that its slow token on a busy machine is judged by the

@@ -336,7 +336,7 @@ class HealthSettings(SettingsTable):
     idle_probe_s: float = Field(60, ge=0, le=86_400)
     """how often an idle engine has to generate one token; 0 for never"""
     batch_timeout_s: float = Field(300, gt=0, le=86_400)
-    """time for an engine to compute one batch"""
+    """time for an engine to compute one batch, without its waits for a processor"""
 
     @property
     def tick_s(self) -> float:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from supervisor.engine.child import ProcessorTime
 from supervisor.engine.health import (
     CounterSample,
     HealthAction,
@@ -24,6 +25,7 @@ from supervisor.settings.tables import HealthSettings
 
 SETTINGS = HealthSettings(liveness_interval_s=4, idle_probe_s=60, batch_timeout_s=100)
 ALWAYS = 10_000.0
+UNUSED = ProcessorTime(0, 0)
 
 Of = Callable[[float], float]
 
@@ -43,6 +45,7 @@ def watch(
     sent: Of = never,
     decoded: Of = never,
     cpu_s: Of = never,
+    waited_s: Of = never,
     answers: bool = True,
     gap: tuple[float, float] = (ALWAYS, 0),
     settings: HealthSettings = SETTINGS,
@@ -62,7 +65,8 @@ def watch(
         health = update(settings, health, read(now_s))
         need = next_action(settings, health)
         if need == "read counters":
-            counters = ((decoded(now_s),) if answers else None, cpu_s(now_s))
+            time = ProcessorTime(cpu_s(now_s), waited_s(now_s))
+            counters = ((decoded(now_s),) if answers else None, time)
             health = update(settings, health, read(now_s, counters))
             yield now_s, need
             need = next_action(settings, health)
@@ -118,6 +122,19 @@ def test_one_that_computes_for_ever_without_a_result_is_given_up() -> None:
     )
 
 
+def test_a_batch_may_take_as_much_longer_as_it_waits_for_a_processor() -> None:
+    found_s = withdrawn_at_s(
+        watch(cpu_s=lambda at_s: 0.1 * at_s, waited_s=lambda at_s: 0.9 * at_s, for_s=2_000)
+    )
+    assert found_s is not None
+    assert found_s == pytest.approx(10 * SETTINGS.batch_timeout_s, rel=0.05)
+
+
+def test_the_wait_for_a_processor_has_an_end() -> None:
+    found_s = withdrawn_at_s(watch(waited_s=lambda at_s: at_s, for_s=10_000))
+    assert found_s is not None
+
+
 def test_one_that_stops_in_a_long_batch_is_found_within_two_intervals() -> None:
     found_s = withdrawn_at_s(watch(cpu_s=lambda at_s: min(at_s, 30.0)))
     assert found_s is not None
@@ -140,21 +157,21 @@ def test_where_nothing_tells_the_processor_time_counters_must_do() -> None:
 def test_an_answer_missed_is_no_movement_when_the_next_comes() -> None:
     health = start(HealthSample(0, 1, 0))
     for at_s, counters in (
-        (1, ((1.0,), 0)),
-        (2, (None, 0)),
-        (3, ((1.0,), 0)),
+        (1, ((1.0,), UNUSED)),
+        (2, (None, UNUSED)),
+        (3, ((1.0,), UNUSED)),
     ):
         health = update(SETTINGS, health, HealthSample(at_s, 1, 0, counters))
     assert health.progress_at_s == 0
-    assert update(SETTINGS, health, HealthSample(4, 1, 0, ((2.0,), 0))).progress_at_s == 3
+    assert update(SETTINGS, health, HealthSample(4, 1, 0, ((2.0,), UNUSED))).progress_at_s == 3
 
 
 def test_what_was_answered_before_a_missed_answer_is_remembered() -> None:
     health = start(HealthSample(0, 1, 0))
     for at_s, counters in (
-        (1, ((1.0,), 0)),
-        (2, (None, 0)),
-        (3, ((2.0,), 0)),
+        (1, ((1.0,), UNUSED)),
+        (2, (None, UNUSED)),
+        (3, ((2.0,), UNUSED)),
     ):
         health = update(SETTINGS, health, HealthSample(at_s, 1, 0, counters))
     assert health.progress_at_s == 2
@@ -249,11 +266,11 @@ def test_who_stands_still_for_two_intervals_always_is(
 
 
 def test_work_has_moved_by_bytes_or_by_counters_and_not_by_silence() -> None:
-    before = HealthSample(0, 1, 5, ((1.0,), 0))
-    assert not has_moved(before, HealthSample(1, 1, 5, ((1.0,), 9)))
-    assert not has_moved(before, HealthSample(1, 1, 5, (None, 9)))
+    before = HealthSample(0, 1, 5, ((1.0,), UNUSED))
+    assert not has_moved(before, HealthSample(1, 1, 5, ((1.0,), ProcessorTime(9, 0))))
+    assert not has_moved(before, HealthSample(1, 1, 5, (None, ProcessorTime(9, 0))))
     assert not has_moved(before, HealthSample(1, 1, 5))
-    assert has_moved(before, HealthSample(1, 1, 5, ((2.0,), 0)))
+    assert has_moved(before, HealthSample(1, 1, 5, ((2.0,), UNUSED)))
     assert has_moved(before, HealthSample(1, 1, 6))
 
 
