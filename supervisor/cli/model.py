@@ -204,7 +204,11 @@ def remove(name: str, config: Path | None, *, yes: bool) -> CommandResult:
     """
     where = directories()
     settings = load(config).settings
-    found = StoredModels(settings, where).catalogue.find(name)
+    stored = StoredModels(settings, where).catalogue
+    file = settings.models[name].path if name in settings.models else None
+    found = stored.find(name) or next(
+        (model for model in stored.models if file in model.files), None
+    )
     if found is None:
         raise errors.NoSuchModel(
             f"no stored model is named {name!r}", hint="corral model list shows the names"

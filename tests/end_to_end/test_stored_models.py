@@ -90,7 +90,9 @@ def test_a_model_is_removed_once_no_engine_serves_it(corral: CorralCli, home: Pa
     unasked = corral("model", "remove", name)
     assert (unasked.returncode, "add --yes" in unasked.stderr) == (2, True)
     assert repository.exists()
-    assert corral.data("model", "remove", name, "--yes")["freed_bytes"] > 200_000
+    (path,) = (row["path"] for row in corral.data("model", "list")["models"] if row["name"] == name)
+    corral.configure(f'[models.eyes]\npath = "{path}"\n')
+    assert corral.data("model", "remove", "eyes", "--yes")["freed_bytes"] > 200_000
     assert not repository.exists()
     assert corral("model", "remove", name, "--yes").returncode == 4
     assert corral.data("model", "prune", "--dry-run")["files"] == []
