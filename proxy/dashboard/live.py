@@ -12,6 +12,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -45,18 +46,22 @@ _LEFT_OUT: Final = frozenset({"instance.load_progress"})
 
 
 class EventHistory:
+    """The latest events; those of requests, which are many, displace no others."""
+
     def __init__(self) -> None:
         self.last_seq = 0
-        self._events: deque[HostEvent] = deque(maxlen=_KEPT)
+        self._requests = deque[tuple[int, HostEvent]](maxlen=_KEPT)
+        self._others = deque[tuple[int, HostEvent]](maxlen=_KEPT)
 
     def add(self, event: HostEvent) -> None:
         if event.name not in _LEFT_OUT:
-            self._events.append(event)
             self.last_seq += 1
+            kept = self._requests if event.name.startswith("request.") else self._others
+            kept.append((self.last_seq, event))
 
     def after(self, seq: int) -> list[dict[str, Any]]:
-        numbered = enumerate(self._events, self.last_seq - len(self._events) + 1)
-        return [_event_members(number, event) for number, event in numbered if number > seq]
+        new = [kept for kept in (*self._requests, *self._others) if kept[0] > seq]
+        return [_event_members(number, event) for number, event in sorted(new, key=itemgetter(0))]
 
 
 def _event_members(seq: int, event: HostEvent) -> dict[str, Any]:

@@ -391,6 +391,9 @@ def test_a_crash_is_shown_live(dashboard: Dashboard, daemon: CorralCli) -> None:
     expect(dashboard.row("Log of the daemon", "daemon.started")).to_be_visible()
     page.get_by_label("Level").select_option("Warnings and errors")
     expect(dashboard.row("Log of the daemon", "daemon.started")).to_have_count(0)
+    expect(dashboard.row("Log of the daemon", "instance.exited").first).to_be_visible()
+    page.get_by_label("Model").select_option("broken")
+    expect(dashboard.row("Log of the daemon", "instance.exited")).to_have_count(0)
     dashboard.show("logs/tiny.0")
     expect(page.get_by_role("log")).to_contain_text("[llama-corral: run 2")
 
@@ -488,6 +491,10 @@ _MODULES = """async () => {
   const { requestMessage } = await import("/corral/page/chat/chat.js");
   const { waiting } = await import("/corral/page/views/chat.js");
   const { parse } = await import("/corral/page/live/log_lines.js");
+  const { LiveStore } = await import("/corral/page/live/store.js");
+  const store = new LiveStore();
+  const names = ["node.up", ...Array(600).fill("request.finished")];
+  names.forEach((name, i) => store.takeEvent({ seq: i + 1, at: "", name }));
   const wait = (r, m = {}) => waiting({ requests: { r }, models: { m } }, "r", "m");
   const kept = { a: 1 };
   const patched = mergePatch(
@@ -514,6 +521,7 @@ _MODULES = """async () => {
     message: requestMessage({ role: "user", content: "x", images: ["data:,"] }).content,
     levels: ["0.06.787.236 W srv x", '{"level":"error","event":"a.b"}', "{cut"]
       .map((text) => parse(text, 1).level ?? null),
+    events: [store.events.length, store.events[0].name, store.lastRequest],
     times: [duration(75), duration(90000), seconds(0.25)],
   };
 }"""
@@ -534,5 +542,6 @@ def test_modules_compute_their_results(dashboard: Dashboard) -> None:
             {"type": "image_url", "image_url": {"url": "data:,"}},
         ],
         "levels": ["warning", "error", None],
+        "events": [501, "node.up", 601],
         "times": ["1 min 15 s", "1 d 1 h", "250 ms"],
     }

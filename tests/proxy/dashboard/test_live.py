@@ -76,15 +76,31 @@ async def test_events_are_numbered_and_the_latest_are_repeated(proxy: ProxyHarne
     (take,) = proxy.dashboard.takes
     for number in range(102):
         take(Event("node.up", {"node": number, "reason": None}))
+        take(Event("request.finished"))
     take(Event("instance.load_progress"))
     async with live(proxy) as stream:
-        assert (await stream.until("event"))["seq"] == 3
-        while (event := await stream.until("event"))["seq"] != 102:
+        assert (await stream.until("event"))["seq"] == 5
+        while (event := await stream.until("event"))["seq"] != 203:
             pass
         assert event["fields"] == {"node": 101}
         take(Event("node.down", level="warning"))
-        event = await stream.until("event")
-        assert (event["seq"], event["name"], event["level"]) == (103, "node.down", "warning")
+        while (event := await stream.until("event"))["seq"] != 205:
+            assert event["name"] == "request.finished"
+        assert (event["name"], event["level"]) == ("node.down", "warning")
+
+
+async def test_many_requests_displace_no_other_events(proxy: ProxyHarness) -> None:
+    await signed_in(proxy)
+    (take,) = proxy.dashboard.takes
+    take(Event("node.up"))
+    for _ in range(200):
+        take(Event("request.finished"))
+    async with live(proxy) as stream:
+        first, second = await stream.until("event"), await stream.until("event")
+    assert [(event["seq"], event["name"]) for event in (first, second)] == [
+        (1, "node.up"),
+        (102, "request.finished"),
+    ]
 
 
 async def test_a_state_changes_by_patches(proxy: ProxyHarness) -> None:

@@ -6,7 +6,11 @@ import { mergePatch } from "./merge_patch.js";
 import { Rates } from "./rates.js";
 
 export const REDRAW_MS = 250;
-const EVENTS_MAX = 500;
+const EVENTS_MAX = 500; // of requests, and of all else
+
+export function isOfRequest({ name }) {
+  return name.startsWith("request.");
+}
 
 export class LiveStore {
   constructor() {
@@ -44,8 +48,15 @@ export class LiveStore {
   // After a reconnection the last events come again; a restarted daemon numbers its own from one.
   takeEvent(event) {
     if (this.events.some((known) => known.seq === event.seq && known.at === event.at)) return;
-    this.events = [...this.events.slice(1 - EVENTS_MAX), event];
+    const alike = this.events.filter((known) => isOfRequest(known) === isOfRequest(event));
+    const displaced = alike.length < EVENTS_MAX ? null : alike[0];
+    this.events = [...this.events.filter((known) => known !== displaced), event];
     this.notify();
+  }
+
+  // Changes whenever a request has ended.
+  get lastRequest() {
+    return this.events.findLast(isOfRequest)?.seq;
   }
 
   notify() {

@@ -3,7 +3,7 @@
 import { date, share } from "../format.js";
 import { Component, html } from "../html.js";
 
-const DATES_MAX = 6;
+const DATES_MAX = 5;
 
 // Series, from the bottom: their names, colours as classes, and a value for each date.
 export class Columns extends Component {

@@ -7,12 +7,12 @@ import { Table } from "./table.js";
 export const LEVELS = [["", "All"], ["warning error critical", "Warnings and errors"], ["error critical", "Errors"]];
 const SUBJECTS = ["instance", "model", "node", "request", "client"];
 
-export function isOfModel(event, model) {
-  return !model || event.fields.model === model || String(event.fields.instance ?? "").replace(/\.\d+$/, "") === model;
+export function modelOptions({ models }) {
+  return [["", "All"], ...Object.keys(models).map((name) => [name, name])];
 }
 
-export function isOfRequest({ name }) {
-  return name.startsWith("request.");
+export function isOfModel(event, model) {
+  return !model || event.fields.model === model || String(event.fields.instance ?? "").replace(/\.\d+$/, "") === model;
 }
 
 export function EventTable({ caption, rows }) {

@@ -4,7 +4,6 @@ import { get } from "../api.js";
 import { bytes, duration, percent, share, whole } from "../format.js";
 import { Component, html } from "../html.js";
 import { Dialog } from "../parts/dialog.js";
-import { isOfRequest } from "../parts/event_table.js";
 import { StackedChart } from "../parts/chart.js";
 import { SPANS, SPANS_S, timesUntil } from "../parts/charts.js";
 import { Segments } from "../parts/field.js";
@@ -31,7 +30,6 @@ export class Caches extends Component {
   }
 
   render({ live, store }, { forgets, forgotten, span }) {
-    const finished = store.events.filter(isOfRequest).length;
     const models = byName(live.caches).filter((model) => tokensOf(model) > 0);
     return html`
       <h1>Caches</h1>
@@ -44,7 +42,7 @@ export class Caches extends Component {
       <section aria-labelledby="over-time-title" class="activity">
         <header><h2 id="over-time-title">Over time</h2>
           <${Segments} label="Range" value=${span} options=${SPANS} onChange=${(value) => this.setState({ span: value })} /></header>
-        <${Loaded} key=${span} version=${`${finished} ${Math.floor(Date.now() / RELOAD_MS)}`}
+        <${Loaded} key=${span} version=${`${store.lastRequest} ${Math.floor(Date.now() / RELOAD_MS)}`}
           load=${() => get(`/corral/v1/caches/rates?span=${span}`)} show=${(found) => overTime(found, span)} />
       </section>
       <${Loaded} version=${`${forgotten} ${Math.floor(Date.now() / RELOAD_MS)}`} load=${() => get("/corral/v1/caches")}

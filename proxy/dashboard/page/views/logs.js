@@ -3,13 +3,14 @@
 import { get } from "../api.js";
 import { Component, createRef, html } from "../html.js";
 import { LogLines } from "../live/log_lines.js";
-import { EventTable, LEVELS, isOfRequest } from "../parts/event_table.js";
+import { isOfRequest } from "../live/store.js";
+import { EventTable, LEVELS, isOfModel, modelOptions } from "../parts/event_table.js";
 import { Check, Choice, Filter } from "../parts/field.js";
 import { Problem } from "../parts/notice.js";
 
 export class Logs extends Component {
   linesRef = createRef();
-  state = { sources: ["daemon"], source: "daemon", filter: "", levels: "", follows: true, hasRequests: false, error: null };
+  state = { sources: ["daemon"], source: "daemon", filter: "", levels: "", model: "", follows: true, hasRequests: false, error: null };
   log = new LogLines(() => this.props.store.notify());
 
   componentDidMount() {
@@ -38,7 +39,7 @@ export class Logs extends Component {
 
   choose(source) {
     this.log.clear();
-    this.setState({ source, levels: "" });
+    this.setState({ source, levels: "", model: "" });
     this.props.stream.followLogs(source, (batch) => this.take(source, batch));
   }
 
@@ -47,13 +48,14 @@ export class Logs extends Component {
   }
 
   isWanted(line) {
-    const { filter, levels, hasRequests } = this.state;
+    const { filter, levels, model, hasRequests } = this.state;
     return (!filter || line.text.toLowerCase().includes(filter.toLowerCase()))
       && (!levels || levels.split(" ").includes(line.level))
+      && (!model || (line.event && isOfModel(line.event, model)))
       && (hasRequests || !line.event || !isOfRequest(line.event));
   }
 
-  render(_props, { sources, source, filter, levels, follows, hasRequests, error }) {
+  render({ live }, { sources, source, filter, levels, model, follows, hasRequests, error }) {
     const { lines } = this.log;
     const shown = lines.filter((line) => this.isWanted(line));
     const isDaemon = source === "daemon";
@@ -65,7 +67,8 @@ export class Logs extends Component {
         <${Filter} label="Filter" value=${filter} onInput=${(value) => this.setState({ filter: value })} />
         <${Choice} label="Level" value=${levels} options=${LEVELS} onChange=${(value) => this.setState({ levels: value })} />
         ${isDaemon
-          ? html`<${Check} label="Requests" value=${hasRequests} onChange=${(value) => this.setState({ hasRequests: value })} />`
+          ? html`<${Choice} label="Model" value=${model} options=${modelOptions(live)} onChange=${(value) => this.setState({ model: value })} />
+            <${Check} label="Requests" value=${hasRequests} onChange=${(value) => this.setState({ hasRequests: value })} />`
           : html`<${Check} label="Follow" value=${follows} onChange=${(value) => this.setState({ follows: value })} />`}
         <span class="quiet count">${shown.length} of ${lines.length} lines</span>
       </div>

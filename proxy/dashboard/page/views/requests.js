@@ -5,7 +5,6 @@ import { clock, milliseconds, percent, rate, seconds, share, shortId, text, whol
 import { Component, html } from "../html.js";
 import { Progress } from "../parts/bar.js";
 import { Explanation } from "../parts/explanation.js";
-import { isOfRequest } from "../parts/event_table.js";
 import { Choice } from "../parts/field.js";
 import { Loaded } from "../parts/loaded.js";
 import { byAge } from "../parts/order.js";
@@ -40,7 +39,6 @@ export class Requests extends Component {
   }
 
   render({ live, store, detail, actions }, { model, client, result, since_s }) {
-    const finished = store.events.filter(isOfRequest).length;
     const running = byAge(live.requests).filter((row) => (!model || row.model === model) && (!client || row.client === client));
     for (const row of running) this.clients.add(row.client);
     const named = (names) => [["", "All"], ...[...names].sort().map((name) => [name, name])];
@@ -55,7 +53,7 @@ export class Requests extends Component {
       </div>
       ${running.length > 0 && html`<${Table} caption="In flight" columns=${inFlight(actions, store.clock)} rows=${running}
         rowKey=${(row) => row.id} />`}
-      <${Loaded} version=${[finished, model, client, result, since_s].join()}
+      <${Loaded} version=${[store.lastRequest, model, client, result, since_s].join()}
         load=${() => get(`/corral/v1/requests?${this.query()}`)} show=${(found) => this.finished(found, detail)} />
       ${detail && html`<${Explanation} key=${detail} id=${detail} />`}`;
   }
