@@ -142,6 +142,9 @@ def test_the_settings_file_is_edited_with_problems_at_their_lines(
     save = editor.get_by_role("button", name="Save and apply")
     before = file.read_text("utf-8")
     expect(text).to_have_value(before)
+    editor.get_by_role("button", name="Close").click()
+    expect(editor).to_have_count(0)
+    page.get_by_role("button", name="Edit corral.toml").click()
     lines = before.count("\n")
 
     text.fill(f"{before}\n[models.wrong\n")
@@ -228,7 +231,10 @@ def test_profiles_are_compared_with_progress_and_cancel(dashboard: Dashboard) ->
     expect(bench).to_contain_text("cancelled")
     bench.get_by_label("Workload").select_option("generation")
     bench.get_by_label("Minutes").fill("0.1")
-    bench.get_by_role("button", name="Measure").click()
+    with page.expect_request("**/corral/v1/bench") as sent:
+        bench.get_by_role("button", name="Measure").click()
+    measured = {"profiles": ["plain", "low-memory"], "workload": "generation", "minutes": 0.1}
+    assert sent.value.post_data_json == {"model": "tiny", **measured, "force": True}
     stream = bench.locator("dl > div").filter(has_text="generation: one stream")
     expect(stream).to_contain_text(re.compile("plain .* tokens/s.*low-memory .* tokens/s"))
     with page.expect_download() as saved:
