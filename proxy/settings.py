@@ -152,7 +152,7 @@ class BatchConfig:
         return cls(100, 8, 32, 128, 2048, 32)
 
     def should_process(self, batch_size: int) -> bool:
-        """Return whether this many requests wait for no more."""
+        """Return whether this many requests begin at once."""
         return batch_size >= self.optimal_batch
 
     def meets_minimum(self, batch_size: int) -> bool:
@@ -163,13 +163,13 @@ class BatchSettings(SettingsTable):
     """`[proxy.batch]`: how requests of priority batch gather."""
 
     preset: Literal["default", "low_latency", "high_throughput"] = "default"
-    """values of those below that are not set"""
+    """values of the settings below that are unset"""
     window_ms: int | None = Field(None, ge=0, le=60_000)
     """milliseconds that a batch request waits for others; unset: 50, 5 or 100 by the preset"""
     min_batch: _Requests = None
     """fewer requests run singly; unset: 4, 2 or 8 by the preset"""
     optimal_batch: _Requests = None
-    """this many requests wait for no more; unset: 32, 8 or 32 by the preset"""
+    """this many requests begin at once; unset: 32, 8 or 32 by the preset"""
     max_batch: _Requests = None
     """most requests of one batch; unset: 64, 16 or 128 by the preset"""
     queue_size: _Requests = None
@@ -237,7 +237,7 @@ class TlsSettings(SettingsTable):
     key: ExpandedPath
     """PEM file of its key without a passphrase, readable by this user alone"""
     client_ca: ExpandedPath | None = None
-    """PEM file of CA certificates; clients need a certificate of one; unset: clients need none"""
+    """PEM file of CA certificates; clients need a certificate of one of them; unset: of none"""
 
     @property
     def files(self) -> tuple[ExpandedPath, ...]:
@@ -257,7 +257,7 @@ class AuthProxySettings(SettingsTable):
     """`[proxy.auth_proxy]`: users whom a reverse proxy has signed in, such as oauth2-proxy."""
 
     addresses: Annotated[tuple[Annotated[Text, AfterValidator(_network)], ...], Field(min_length=1)]
-    """IP addresses and networks (10.0.0.0/24) of the reverse proxy; whatever sends from there can
+    """IP addresses and networks (10.0.0.0/24) of the reverse proxy; a program there can
     be any user, and fields from elsewhere are ignored"""
     user_header: _Field = "X-Forwarded-User"
     """field with the name of the user; the proxy must remove that of clients"""
@@ -265,7 +265,7 @@ class AuthProxySettings(SettingsTable):
     """field with the groups of the user, separated by commas; as above"""
     roles: Annotated[dict[Text, Text], Field(min_length=1, max_length=256)]
     """by group: the entry of api_keys_file whose rights and limits each of its users has; of
-    several groups the first one here counts, and * means all users"""
+    several groups the first here counts, and * means all users"""
 
 
 def _endpoint(url: str) -> str:

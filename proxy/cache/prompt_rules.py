@@ -166,7 +166,7 @@ def find_changes(
             same -= outline.sizes_bytes[at]
     place = len(text.encode(errors="surrogatepass")[: max(0, same)].decode(errors="ignore"))
     after = min(place + BLOCK_BYTES, len(text))
-    # If more than values changed since `before`, a value in a block is not what changed there.
+    # If more than values changed since `before`, the change in a block is not a value of it.
     found = [*blocks_of(text), *values] if before else [*values, *blocks_of(text)]
     near = (value for value in found if value[1] < after and value[2] > place)
     return (next(near, ("text", place, after)),), now

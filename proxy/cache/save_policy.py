@@ -3,9 +3,9 @@
 Also whether it pays to compute a conversation's next turn before it comes, and to hold its slot
 until then.
 
-A save pays if recomputing the prompt takes longer than the engine's pause for the save, which its
-request and each stream that decodes there wait for. The prompt counts by the probability that its
-conversation returns and that its cache is lost until then.
+A save pays if recomputing the prompt takes twice as long as the engine's pause for the save.
+Streams wait for either, so their number does not count. The prompt counts by the probability that
+its conversation returns and that its cache is lost until then.
 
 While streams decode, a save is allowed only if its expected pause is below a limit. A stream sees
 it as one long gap between two tokens. If fewer than one gap in a hundred is that long, the 99th

@@ -126,7 +126,7 @@ class BenchJob:
 
 
 class BenchRunner(Protocol):
-    """Compares profiles of a model by `corral bench`, on engines of its own; one at a time."""
+    """Compares profiles of a model by `corral bench`, on separate engines; one at a time."""
 
     def job(self) -> BenchJob | None: ...
 

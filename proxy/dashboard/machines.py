@@ -1,4 +1,4 @@
-"""`/corral/v1/machine`, what other machines may know of this one; `/corral/v1/machines`, of all.
+"""`/corral/v1/machine`, the figures of this machine for others; `/corral/v1/machines`, of all.
 
 A client sees its own models and requests, an admin all. Figures of the machine itself are for every
 client that may use it, as those of `/health` are.

@@ -78,7 +78,7 @@ class StreamTransform:
     is_delayed: ClassVar[bool] = False  # whether the header waits for the first bytes
     is_over: bool = True  # whether a stream may end now
     max_bytes: int = 64 * 1024**2  # the largest body that is held
-    too_long: str = "is too long; request a stream"  # what is said of a larger one
+    too_long: str = "is too long; request a stream"  # the message about a larger body
 
     def note_lease(self, lease: Lease) -> None:
         """Note that an instance has the request now, maybe after another one failed."""

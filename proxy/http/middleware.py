@@ -237,7 +237,7 @@ class RequestMiddleware:
 
 
 def _is_for_other_machine(request: web.BaseRequest) -> bool:
-    """Return whether another machine asks for what this one leaves behind when it stops."""
+    """Return whether another machine asks for conversations that this one leaves behind."""
     return request.method == "GET" and request.path.startswith(SLOT_FILES)
 
 

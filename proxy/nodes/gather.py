@@ -40,7 +40,7 @@ _REFUSALS: Final[Mapping[int, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class NodeAnswer:
-    """What a node answered, or the `problem` that kept it from answering, as a clause."""
+    """The answer of a node, or the `problem` that kept it from answering, as a clause."""
 
     node: str
     answer: Mapping[str, Any] | None = None

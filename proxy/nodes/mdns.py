@@ -77,7 +77,7 @@ def _addresses(info: AsyncServiceInfo, service: str) -> Iterator[NodeAddress]:
 
 
 SERVICE: Final = "_llama-corral._tcp.local."
-_ALL_IPV4: Final = "0.0.0.0"  # noqa: S104 (what users listen on)
+_ALL_IPV4: Final = "0.0.0.0"  # noqa: S104 (users listen on it)
 _LABEL_MAX_CHARACTERS: Final = 48  # of 63, with the process behind it
 
 

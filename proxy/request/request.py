@@ -243,7 +243,7 @@ def complete(read: ProxyRequest, request: web.BaseRequest, request_id: str, path
         read.is_autoload = request.query.get("autoload", "") in {"", "1", "true"}
 
 
-async def _read_body(  # noqa: PLR0913, PLR0917 (what a form, a translation or a thread needs)
+async def _read_body(  # noqa: PLR0913, PLR0917 (for forms, translations and threads)
     request: web.BaseRequest,
     body: bytes,
     kind: EndpointKind,
@@ -315,7 +315,7 @@ def prompt_change(request: web.BaseRequest, names: ModelNames) -> PromptChange |
     return change
 
 
-def json_request(  # noqa: PLR0913, PLR0917 (each is a fact of its own)
+def json_request(  # noqa: PLR0913, PLR0917 (separate facts)
     body: bytes,
     kind: EndpointKind,
     named: str | None,

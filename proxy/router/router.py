@@ -105,7 +105,7 @@ class Signal(list[Callable[_Given, object]]):
 
 
 class RouterSignals:
-    """What a router reports."""
+    """The reports of a router."""
 
     def __init__(self) -> None:
         self.idle = Signal[[]]()  # A model holds no request any more.
@@ -120,7 +120,7 @@ class RouterSignals:
         # The first response to a prompt ended whose slot was filled with so many tokens of it; the
         # instance's name comes first.
         self.restore_verified = Signal[[str, int, Timings]]()
-        # The engine found too little of what a slot file of this name should begin a prompt with.
+        # The engine found too little of the beginning of a prompt that this slot file should have.
         self.file_outdated = Signal[[str]]()
         # A request, known by its lease, got so many slots of an instance.
         self.slots_taken = Signal[[Hashable, Upstream, int]]()
@@ -411,7 +411,7 @@ class Router:
         await self._tasks.run()
 
     def charge(self, use: SlotUse) -> None:
-        """Report tokens that were computed for a client without a lease of its own."""
+        """Report tokens that were computed for a client, in the lease of another one."""
         self.signals.slots_freed(object(), use)
         self.signals.charged(use.client, use.tokens.total)
 
@@ -655,7 +655,7 @@ class Router:
                 slot_map.host_cache.note_found(lease.conversation, timings.cached_tokens)
             slot_map.release(lease, self._clock())
             if lease.has_own_slot and 2 * timings.cached_tokens < lease.expected_cached:
-                slot_map.note_task()  # it had not what we believed: so may the others
+                slot_map.note_task()  # unexpected content: maybe in others, too
             slot_map.set_conversation(slot, lease.conversation, held, prompt.blocks)
             if lease.upstream.cache_key and (file := self._saver.note_turn(lease, timings)):
                 self.signals.file_outdated(file)

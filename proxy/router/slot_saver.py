@@ -139,7 +139,7 @@ class SlotSaver:
         return transfer is not None
 
     async def save_for_others(self, instance: RoutingTarget, slot: Slot) -> None:
-        """Save an idle slot now, because another instance needs what it holds."""
+        """Save an idle slot now, because another instance needs its content."""
         slot_map = self._prefix_index.slot_maps[instance.upstream.name]
         work = self._works.get(instance) or _Work(instance, slot_map)
         await self._save_idle(work, slot, is_listed=slot.is_confirmed)

@@ -113,7 +113,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _stop_all_below(directory: str) -> None:
-    """End daemons and engines that a script left behind, such as one that was stopped."""
+    """End daemons and engines that a script left behind, for example because it was stopped."""
     left = [process for process in psutil.process_iter() if _names(process, directory)]
     for process in left:
         with suppress(psutil.NoSuchProcess):

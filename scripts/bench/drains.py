@@ -53,7 +53,7 @@ FIRST_TOKEN_MAX: Final = 0.2
 
 @dataclass(frozen=True)
 class Move:
-    """A turn on another process than the turn before; `history` is what that had in its slot."""
+    """A turn on another process than the turn before, whose slot held `history` tokens."""
 
     history: int
     turn: TurnResult

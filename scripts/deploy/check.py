@@ -324,7 +324,7 @@ def slots_busy(address: str) -> int:
 
 @contextmanager
 def network() -> Iterator[str]:
-    """Yield the host's address in a network of its own, without podman's name server."""
+    """Yield the host's address in a separate network, without podman's name server."""
     podman("network", "create", "--disable-dns", NETWORK)
     try:
         [found] = json.loads(podman("network", "inspect", NETWORK))

@@ -72,7 +72,7 @@ def _run(
     junit = directory / f"{how}.xml"
     paths = (_ROOT, _ROOT / "tests", site)
     env = os.environ | {
-        # First what was there: `scripts/engine_builds` names its engine so.
+        # The given path comes first: `scripts/engine_builds` names its engine so.
         "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", "."), *map(str, paths)]),
         "PORT": str(free_port()),
         "PYTHONDONTWRITEBYTECODE": "1",

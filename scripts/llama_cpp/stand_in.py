@@ -100,7 +100,7 @@ class StandIn:
 
     Attributes:
         engine: The engine.
-        directory: Has the models that replace those of a hub, and gets what llama-corral keeps.
+        directory: Has the models that replace those of a hub, and gets the files of llama-corral.
         forks: Runs llama-corral; None runs the engine alone.
     """
 
@@ -112,7 +112,7 @@ class StandIn:
         """Start a server with llama-server's command line, without the program.
 
         Raises:
-            FileNotFoundError: No local model replaces the one that it names.
+            FileNotFoundError: No local model replaces the model that it names.
             OptionRefused: llama-corral refuses one of its options.
         """
         line = CommandLine.read(words, self.engine)

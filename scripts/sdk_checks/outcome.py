@@ -13,6 +13,6 @@ def reported(feature: str) -> Iterator[None]:
     result = "ok"
     try:
         yield
-    except Exception as error:  # noqa: BLE001 (whatever it is, it is the result)
+    except Exception as error:  # noqa: BLE001 (any error is the result)
         result = f"{type(error).__name__}: {error}"
     print(json.dumps({"feature": feature, "result": result}))

@@ -36,12 +36,12 @@ Row = Sequence[Case]
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """What one table shows.
+    """The contents of one table.
 
     Attributes:
         rows: The cases of each row.
         cells: The figures of a row, as text.
-        problems: What is wrong with a row.
+        problems: The faults of a row.
     """
 
     columns: Sequence[str]
@@ -196,7 +196,7 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     return mean if least == most else f"{mean} ({least}–{most})"
 
 
-# Several fronts: what digests bring and cost.
+# Several fronts: gain and cost of digests.
 
 
 def front_rows(options: argparse.Namespace) -> Iterator[Row]:

@@ -19,7 +19,7 @@ class NodeLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What one node can do.
+    """The speeds and sizes of one node.
 
     Attributes:
         pass_share: By how much of its time a pass takes longer for each further sequence.

@@ -20,13 +20,13 @@ from proxy.settings import ProxySettings
 from proxy.upstream.client import FetchedBody, UpstreamRequest
 from scripts.simulation.workload import MODEL
 
-# Polls of the models are no part of what is measured.
+# Polls of the models are not measured.
 _TIMES = NodeTimes(poll_s=3600.0)
 
 
 @dataclass(slots=True)
 class DigestCosts:
-    """What all reads of digests of a front cost, without HTTP."""
+    """The cost of all reads of digests of a front, without HTTP."""
 
     reads: int = 0
     read_bytes: int = 0
@@ -61,7 +61,7 @@ class SimulatedNode(ConfiguredNode):
 
 
 def monitors_of(router: Router, settings: ProxySettings) -> NodeMonitors:
-    """Return the monitors of a front without models of its own."""
+    """Return the monitors of a front that runs no models."""
     no_models = ModelNames(())
     return NodeMonitors(router, lambda: no_models, settings, discard, _do_nothing, _TIMES)
 

@@ -63,7 +63,7 @@ class EngineUse:
     turn: int = 0  # changes whenever a request begins
     is_due: bool = True  # whether it may have counted tokens that are not attributed
     own_s: float = 0.0  # processor time of no request
-    own_work: InternalWork = "(warming)"  # what it does without requests
+    own_work: InternalWork = "(warming)"  # its work without requests
     # of each request that holds slots: their number, since when, and its processor time
     holders: dict[Hashable, tuple[int, float, float]] = field(default_factory=dict)
     _read_s: float = 0.0

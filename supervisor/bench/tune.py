@@ -207,7 +207,7 @@ _ENDING_S: Final = 2.0
 class TuneJob:
     """One `corral tune`; its parts can be read after an interrupt."""
 
-    def __init__(  # noqa: PLR0913 (what to tune, and how)
+    def __init__(  # noqa: PLR0913 (the subject and the ways of tuning)
         self,
         settings: Settings,
         directories: Directories,

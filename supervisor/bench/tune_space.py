@@ -74,8 +74,8 @@ _CTX_SLOT_MIN: Final = 4096
 _FEW_CORES: Final = 4
 _REPLICAS: Final = (2, 4)
 _EXPERT_CACHES_MIB: Final = (2048, 8192)
-# Pairs of batch and micro-batch: a micro-batch is computed in one pass; a batch is what a cancelled
-# prompt still computes.
+# Pairs of batch and micro-batch: a micro-batch is computed in one pass; a cancelled prompt still
+# computes its batch.
 _BATCHES: Final = ((64, 64), (128, 128), (256, 256), (512, 512), (2048, 512), (2048, 1024))
 _SMALL_BATCHES: Final = ((128, 64), (64, 32), (32, 32))
 # The order in which axes are tried if time is short: the largest changes come first.

@@ -119,7 +119,7 @@ def choose(
     return tuple(found)
 
 
-# Decoding threads wait for each other: one that is descheduled delays all. The background load of
+# Decoding threads wait for each other: a descheduled thread delays all. The background load of
 # an idle machine stays below this.
 _FREE_CORES: Final = 0.2
 _FREE_SHARE: Final = 0.05

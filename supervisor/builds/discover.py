@@ -82,7 +82,7 @@ def find_inside(module: str, name: str) -> Path | None:
 
 # A prebuilt engine may be compiled for a newer processor; it then dies of an illegal instruction at
 # its first token. Only its CPU backend must be replaced, by another build with the same ABI. The
-# replacement gets a directory of its own, which goes first on the library path.
+# replacement gets a separate directory, which goes first on the library path.
 
 # If this environment variable is `portable`, every processor uses the portable library.
 CPU_LIBRARY_ENV: Final = "CORRAL_CPU_LIBRARY"

@@ -195,7 +195,7 @@ def usage(
 def _text(names: Sequence[str], found: Sequence[Mapping[str, Any]], *, is_folded: bool) -> str:
     shown = _fold(found) if is_folded and "key" in names else found
     rows = [(*(group[name] for name in names), *_figures(group)) for group in shown]
-    if len(found) > 1 and "node" not in names:  # this machine counts what it forwards, too
+    if len(found) > 1 and "node" not in names:  # this machine counts requests that it forwards, too
         total = {name: sum(group[name] for group in found) for name in FIGURES}
         rows.append(("total", *[""] * (len(names) - 1), *_figures(total)))
     return table((*("MACHINE" if name == "node" else name.upper() for name in names), *_HEAD), rows)

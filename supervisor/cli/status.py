@@ -366,7 +366,7 @@ def _held(status: messages.CacheStatus) -> Iterator[str]:
 
 
 def _paused(status: messages.CacheStatus) -> Iterator[str]:
-    """Yield the batch requests that gave up their slots, and what that cost."""
+    """Yield the batch requests that gave up their slots, and the cost of that."""
     if status.handovers:
         yield (
             f"{status.model}: {_count(status.handovers, 'time')} an answer went on after its batch "

@@ -120,7 +120,7 @@ class ClientProgram:
     api: Api = "/v1/chat/completions"
     key_variable: str = KEY_VARIABLE  # the variable from which it reads the API key
     writes_ca: bool = False  # whether its settings name that file
-    context_least: int = 0  # tokens of its own prompt and some turns; 0 if any context will do
+    context_least: int = 0  # tokens of its system prompt and some turns; 0 if any context suffices
     agent: str = ""  # the program that its User-Agent begins with; empty without prompt rules
     prompt_rules: Sequence[str] = ()  # let its sessions share more of their prompts
 

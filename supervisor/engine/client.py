@@ -219,7 +219,7 @@ def _message(body: bytes) -> str:
 #   request has searched cache-ram. A request that names a slot does not search it.
 # - A request of no tokens leaves the content of a slot, and counts as the slot's latest use.
 #
-# No action has a deadline of its own. Source: tools/server/README.md of llama.cpp, from
+# No action has its own deadline. Source: tools/server/README.md of llama.cpp, from
 # "POST /slots/{id_slot}?action=save" on.
 
 

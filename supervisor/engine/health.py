@@ -25,8 +25,9 @@ from supervisor.settings.tables import HealthSettings
 # Source: llama-server builds 10434 and 11434, measured; llama.cpp#27388 (`/health` is 200 while
 # decoding hangs); proc(5), state T.
 
-# The share of its time above which a process computes. A stopped process uses none, one that serves
-# our metrics a thousandth. Elsewhere than on Linux, a machine twenty times too busy looks the same.
+# The share of its time above which a process computes. A stopped process uses none, a process that
+# serves our metrics a thousandth. Elsewhere than on Linux, a machine that is twenty times too busy
+# looks the same.
 _COMPUTING: Final = 0.05
 _SUSPENDED_LOOKS: Final = 2
 # The most time of waiting for a processor that is left out, in times of the batch's limit.

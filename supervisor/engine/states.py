@@ -70,7 +70,7 @@ DEADLINES: Final[Mapping[State, Deadline]] = {
 WITHOUT_PROCESS: Final = frozenset({State.STOPPED, State.BACKOFF, State.FAILED})
 
 # The next state after a command, a deadline or a fact; an event without a row is ignored. EXITED
-# has no rows: it counts in every state that has a process, and AFTER_EXIT says what follows.
+# has no rows: it counts in every state that has a process, and AFTER_EXIT has the next state.
 TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
     State.STOPPED: {Event.START: State.STARTING, Event.RESTART: State.STARTING},
     State.STARTING: {
@@ -140,7 +140,7 @@ STOP_REASONS: Final[Mapping[tuple[State, Event], StopReason]] = {
 NOT_FAILURES: Final = frozenset({"requested", "measured", "overdue"})
 
 # Rows that apply only while the instance is not wanted: START cancels a drain that STOP began, but
-# not one that RESTART began.
+# not a drain that RESTART began.
 ONLY_IF_UNWANTED: Final = frozenset({(State.DRAINING, Event.START)})
 
 # In these states the supervisor is ending the run; in all others `stop_reason` is None.

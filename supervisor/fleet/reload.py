@@ -320,7 +320,7 @@ class Reload:
         return done
 
     async def preview(self, content: bytes, check: Prepare) -> ReloadResult | CorralError:
-        """Return what a reload would do with another content of the settings file."""
+        """Return the changes that a reload would make with another content of the settings file."""
         return await self._apply(
             lambda: self._read_again(content), [*self._prepares, check], dry_run=True
         )

@@ -182,7 +182,7 @@ def _ports(options: Sequence[tuple[str, str]]) -> Iterator[tuple[str, tuple[str,
     for name, value in options:
         if name in {"-p", "--publish"}:
             *address, here, there = ["", *value.removesuffix("/tcp").rsplit(":", 2)][-3:]
-            yield there, (address[0] or "0.0.0.0", here)  # noqa: S104 (what docker does)
+            yield there, (address[0] or "0.0.0.0", here)  # noqa: S104 (docker's default)
 
 
 def expand_variables(text: str, values: Mapping[str, str]) -> str:

@@ -77,7 +77,7 @@ class SupervisorSettings(tables.InstanceLimits, EvictionSettings):
     """file with the keys that encrypt saved conversations, as `corral slots new-key` makes it;
     unset: they are not encrypted"""
     slots_max_age_days: float = Field(30, gt=0, le=36_500)
-    """saved conversations unused for so long are deleted"""
+    """saved conversations that were unused for so many days are deleted"""
     slots_write_budget: Annotated[tables.Bytes, Field(ge=0, le=2**60)] = 32 * 1024**3
     """conversations written to disk in an hour while their model serves, in bytes or as in 32 GiB;
     0: they are saved only when their model is unloaded"""
@@ -187,7 +187,7 @@ class ModelSettings(ResidencyPolicy):
 
 
 class FoundModel(ModelSettings):
-    """A model without a table of its own, whose file `serve_found` found."""
+    """A model without a table, whose file `serve_found` found."""
 
     preload: bool = False
 

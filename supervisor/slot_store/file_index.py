@@ -101,7 +101,7 @@ def shared_blocks(ours: Sequence[int], its: Sequence[int]) -> int:
 
 
 _KEY_DIGITS: Final = 32
-# The cache lacks the last token of an answer, and the one that ends it.
+# The cache lacks the last token of an answer, and its end token.
 TOKENS_AWAY_MAX: Final = 2
 # A file is written again for more new tokens than this for each GiB: 4 GiB, which take 4 s, for
 # 1 024 tokens, which an 8B model on a GPU computes in a second.

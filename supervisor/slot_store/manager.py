@@ -1,6 +1,6 @@
 """Saves the idle slots of one replica, and restores them into its next run.
 
-An engine writes and reads in a spool directory of its own, never in the slot store. While it does,
+An engine writes and reads in its spool directory, never in the slot store. While it does,
 it decodes nothing, so it gets no other work; its file is stored afterwards. Each file is verified
 before it is kept and again before an engine reads it. No error here fails an instance or a request:
 it is logged once, and the request is served without a cache.

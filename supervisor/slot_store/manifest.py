@@ -42,7 +42,7 @@ class ManifestInvalid(ValueError): ...
 
 @dataclass(frozen=True, slots=True)
 class CacheKey:
-    """The properties that an engine must share with the one that made a cache."""
+    """The properties of the engine that made a cache; another engine must have them to use it."""
 
     model: str  # the fingerprint of the GGUF
     engine: str  # version and size in bytes
@@ -54,7 +54,7 @@ class CacheKey:
 
     @property
     def slots(self) -> int | None:
-        """The number of slots if each has a cache of its own and files can be rewritten, or None.
+        """The number of slots if each has a separate cache and files can be rewritten, or None.
 
         Files cannot be rewritten with a recurrent state of unknown size, or beside a window.
         """
@@ -103,7 +103,7 @@ class CacheKey:
 class Manifest:
     name: str  # of the file, without suffix; random
     model: str  # its name in the settings
-    replica: int  # the one that saved it, from 0
+    replica: int  # the replica that saved it, from 0
     identity: CacheKey
     size_bytes: int
     # XXH3 of the file, a SHA-256 if an earlier version wrote it; empty if it is encrypted, which
@@ -116,7 +116,7 @@ class Manifest:
     saved_at: datetime
     used_at: datetime  # for files saved together, only the order matters
     key_id: str = ""  # the SlotKey.id of the key that encrypts the file; empty if none does
-    daemon: str = ""  # the one that saved it into a shared directory
+    daemon: str = ""  # the daemon that saved it into a shared directory
 
     @property
     def adapters(self) -> list[str]:

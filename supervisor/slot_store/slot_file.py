@@ -310,7 +310,7 @@ def extend_window(path: Path) -> None:
 
 class _Tensor(NamedTuple):
     begin: int  # offset in the file
-    item_bytes: int  # what it has for a cell in each row
+    item_bytes: int  # size of a cell in each row
     rows: int
 
 

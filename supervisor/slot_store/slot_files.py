@@ -156,7 +156,7 @@ class SlotFiles(Part):
             self._group = None
 
     async def _tidy(self) -> None:
-        """Delete what is too old or has no manifest, and measure a shared directory."""
+        """Delete files that are too old or have no manifest, and measure a shared directory."""
         store = self._persistence().store
         await self.look()
         await self.reconcile()
@@ -385,7 +385,7 @@ class SlotFiles(Part):
         self._read_from = persistence
 
     async def evict(self) -> None:
-        """Delete what exceeds the limits; in a shared directory, what this daemon is in charge of.
+        """Delete files beyond the limits, in a shared directory only those of this daemon's charge.
 
         There the restores of a single daemon do not count, so that all choose the same files.
         """

@@ -57,7 +57,7 @@ class SlotPersistence:
     def budget(self, used_bytes: int | None = None, free_bytes: int | None = None) -> DiskBudget:
         """Return the limits with the size of now.
 
-        `used_bytes` is the size of all slot files, `free_bytes` what the disk has, if known.
+        `used_bytes` is the size of all slot files, `free_bytes` the free disk space, if known.
         """
         if not self.limits.is_auto:
             return self.limits

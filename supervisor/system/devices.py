@@ -60,7 +60,7 @@ class DeviceReading:
         return self.memory_total_bytes - self.memory_used_bytes
 
     def figures(self) -> dict[str, object]:
-        """Return what is known, without the counters."""
+        """Return the known facts, without the counters."""
         members = ((name, getattr(self, name)) for name in self.__slots__ if name not in _COUNTERS)
         return {name: value for name, value in members if value is not None}
 
@@ -210,7 +210,7 @@ def _drm_device(card: Path, facts: Mapping[str, str], maker: str) -> DeviceReadi
     )
     if kernel_text(device / "power/runtime_status") == _SUSPENDED:
         return replace(found, problem=_ASLEEP)
-    # A graphics engine has sensors of its own beside those of the card.
+    # A graphics engine has sensors beside those of the card.
     hwmons = [path for path in device.glob("hwmon/*") if kernel_text(path / "name") == driver]
     hwmon = hwmons[0] if hwmons else device / "hwmon"
     return replace(

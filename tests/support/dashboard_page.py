@@ -68,7 +68,7 @@ class Dashboard:
         self.page.on("console", self._hear)
 
     def _hear(self, message: ConsoleMessage) -> None:
-        # The browser's own line for a status of 4xx: what came of it is for the page to show.
+        # The browser's own line for a status of 4xx, which the page shows in its way.
         if message.type == "error" and "Failed to load resource" not in message.text:
             self.complaints.append(message.text)
 

@@ -133,7 +133,7 @@ REFUSED: Final[Mapping[str, tuple[bytes, str]]] = MappingProxyType(
 )
 
 
-# What is a model by what it says, and has as much of everything as it may.
+# A model by its header, with the largest permitted number of everything.
 def many_tensors() -> bytes:
     return (
         file(client(), [tensor(f"t{number}", (1, 1, 1, 1)) for number in range(65_536)])

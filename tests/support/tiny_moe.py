@@ -19,7 +19,7 @@ from support import tiny_gguf
 
 Kind = Literal["qwen3moe", "gpt-oss", "glm4moe", "deepseek2"]
 KINDS: Final[tuple[Kind, ...]] = ("qwen3moe", "gpt-oss", "glm4moe", "deepseek2")
-# The feed-forward part of their first layer has no experts; the others share one that all use.
+# The feed-forward part of their first layer has no experts; the others have a shared expert.
 _LEADS_DENSE: Final = frozenset({"glm4moe", "deepseek2"})
 _ROPE: Final = 32  # values of a head with positions, of deepseek2
 _RANK: Final = 64  # of the keys and values of deepseek2

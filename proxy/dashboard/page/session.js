@@ -31,7 +31,7 @@ export async function signOut() {
   keepSessionToken(null);
 }
 
-// Tabs that show the daemon's figures give their token to one that is signed out and asks. The
+// Tabs that show the daemon's figures give their token to a signed-out tab that asks. The
 // channel reaches pages of this origin in this browser alone, as `sessionStorage` does.
 export function shareSession(store, onToken) {
   const channel = new BroadcastChannel(CHANNEL);

@@ -149,7 +149,7 @@ class Check:
         self._phase("scaled to three", lambda: self._corral("scale", "3"), 3)
 
     def _phase(self, name: str, do: Callable[[], object], up: int) -> None:
-        """Do something, wait for what comes of it, and let it stand for some answers."""
+        """Do something, wait for its effect, and let it stand for some answers."""
         phase = self.clients.phase = Phase(name)
         self.phases.append(phase)
         began_at_s = time.monotonic()

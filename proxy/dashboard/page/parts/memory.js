@@ -1,5 +1,5 @@
-// Each memory of the machine as one bar: what the models hold, what other programs hold, what is free;
-// below them, what each card does.
+// Each memory of the machine as one bar: the shares of models and of other programs, and the free rest;
+// below them, the load of each card.
 
 import { bytes, percent, share, whole } from "../format.js";
 import { html } from "../html.js";

@@ -1,5 +1,5 @@
-// A part of the page that reads `path` when it appears, and again after `pause_ms` or a failure. `take` gets
-// what was read, and waits for the next time if that is needed.
+// A part of the page that reads `path` when it appears, and after a failure again every `pause_ms`. `take` gets
+// the answer, and calls `wait` if the part is to be read again.
 
 import { get } from "../api.js";
 import { Component } from "../html.js";

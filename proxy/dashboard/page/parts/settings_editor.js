@@ -1,4 +1,4 @@
-// Edits corral.toml: problems at their lines while typing, what a reload will do, save.
+// Edits corral.toml: problems at their lines while typing, the effects of a reload, save.
 
 import { get, post } from "../api.js";
 import { Component, createRef, html } from "../html.js";

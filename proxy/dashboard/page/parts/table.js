@@ -3,7 +3,7 @@
 
 import { html } from "../html.js";
 
-// A column: title, cell(row), and what it is: figure (right-aligned), wide (left out on phones),
+// A column: title, cell(row), and its kinds: figure (right-aligned), wide (left out on phones),
 // acts (buttons; its title is for screen readers only), fill (takes the width that is left).
 export function Table({ caption, columns, rows, rowKey, empty, isCurrent }) {
   return html`<div class="scroll" role="region" aria-label=${caption} tabindex="0">
