@@ -257,6 +257,12 @@ def test_a_chat_is_stopped(dashboard: Dashboard) -> None:
     expect(page.get_by_role("table", name="In flight")).to_have_count(0)
 
 
+_CHOOSE = """(select, value) => {
+  select.value = value;
+  select.dispatchEvent(new Event("change", { bubbles: true }));
+}"""
+
+
 def test_chats_are_kept_retried_edited_and_deleted(dashboard: Dashboard) -> None:
     page = dashboard.page
     explain, retry = (
@@ -269,6 +275,9 @@ def test_chats_are_kept_retried_edited_and_deleted(dashboard: Dashboard) -> None
     settings.click()
     for label, value in (("System prompt", "be brief"), ("Most tokens", "3")):
         page.get_by_label(label).fill(value)
+        for model in ("slow", "tiny"):  # the page is drawn again while its user types
+            page.get_by_label("Model").evaluate(_CHOOSE, model)
+            expect(page.get_by_role("log")).to_contain_text(f"Ask {model} something")
         page.get_by_label(label).press("Tab")
     with page.expect_request("**/corral/v1/chat/completions") as sent:
         page.get_by_label("Message", exact=True).fill("first")

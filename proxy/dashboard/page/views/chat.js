@@ -163,10 +163,10 @@ function Settings({ chat }) {
     <summary>Settings${count > 0 && html` <span class="quiet">${count} set</span>`}</summary>
     <div class="panel" tabindex="-1">
       <label class="stack"><span>System prompt</span>
-        <textarea rows="3" value=${settings.system ?? ""} onChange=${(event) => chat.set("system", event.target.value)}></textarea></label>
+        <textarea rows="3" defaultValue=${settings.system ?? ""} onChange=${(event) => chat.set("system", event.target.value)}></textarea></label>
       <div class="fields">${SAMPLING.map(([name, title, min, max, step, usual]) => html`<label key=${name} class="stack">
         <span>${title}</span>
-        <input type="number" min=${min} max=${max} step=${step} placeholder=${usual} value=${settings[name] ?? ""}
+        <input type="number" min=${min} max=${max} step=${step} placeholder=${usual} defaultValue=${settings[name] ?? ""}
           onChange=${(event) => event.target.reportValidity()
             && chat.set(name, event.target.value === "" ? null : Number(event.target.value))} />
       </label>`)}</div>
