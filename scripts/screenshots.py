@@ -35,7 +35,13 @@ _QUALITY: Final = 80
 _KEYS: Final = ("laptop", "phone", "agents")
 _CLIENTS: Final = 6  # so that the chat finds a free slot
 _REDRAWN_MS: Final = 700
-_PLACES: Final = {"explanation": "requests", "settings": "models"}
+_COMPARED_MS: Final = 300_000
+_PLACES: Final = {
+    "explanation": "requests",
+    "comparison": "models/smollm2",
+    "settings": "models",
+}
+_REPORT: Final = "Save the report"  # the button below a comparison
 _SETTINGS_PATH: Final = "~/.config/llama-corral/corral.toml"  # instead of a temporary one
 _QUESTIONS: Final = (
     "Why is the sky blue?",
@@ -81,12 +87,15 @@ def main() -> None:
         chromium() as browser,
         closing(ForkServer()) as fork_server,
         _daemon(Path(directory), fork_server) as (corral, keys),
-        _clients(corral.url, keys),
     ):
-        until(lambda: corral.slots_busy() > 2)
-        threading.Event().wait(60 * arguments.minutes)  # so that the charts have a line
-        _picture_top(corral, folder / "top.svg")
-        _picture_views(browser, corral, folder, arguments.views)
+        dashboard = _sign_in(browser, corral)
+        if "comparison" in arguments.views:
+            _compare(dashboard)  # alone: beside clients, engines share the cores and are slow
+        with _clients(corral.url, keys):
+            until(lambda: corral.slots_busy() > 2)
+            threading.Event().wait(60 * arguments.minutes)  # so that the charts have a line
+            _picture_top(corral, folder / "top.svg")
+            _picture_views(dashboard, folder, arguments.views)
 
 
 def _picture_top(corral: CorralCli, path: Path) -> None:
@@ -182,13 +191,27 @@ def _ask(url: str, key: str, body: dict[str, object], ended: threading.Event) ->
             pass
 
 
-def _picture_views(browser: Browser, corral: CorralCli, folder: Path, views: Sequence[str]) -> None:
-    context = browser.new_context(device_scale_factor=1)
-    dashboard = Dashboard(context, corral.url)
-    page = dashboard.page
-    page.goto(f"{corral.url}/corral/")
-    page.get_by_text("not signed in").wait_for()
+def _sign_in(browser: Browser, corral: CorralCli) -> Dashboard:
+    dashboard = Dashboard(browser.new_context(device_scale_factor=1), corral.url)
+    dashboard.page.goto(f"{corral.url}/corral/")
+    dashboard.page.get_by_text("not signed in").wait_for()
     dashboard.sign_in(corral.data("ui", "--no-browser")["url"])
+    return dashboard
+
+
+def _compare(dashboard: Dashboard) -> None:
+    dashboard.show(_PLACES["comparison"])
+    bench = dashboard.page.get_by_role("region", name="Comparison of profiles")
+    bench.get_by_label("with").select_option("low-memory")
+    bench.get_by_label("Workload").select_option("generation")
+    bench.get_by_label("Minutes").fill("1")
+    bench.get_by_label("Although").check()
+    bench.get_by_role("button", name="Measure").click()
+    bench.get_by_role("button", name=_REPORT).wait_for(timeout=_COMPARED_MS)
+
+
+def _picture_views(dashboard: Dashboard, folder: Path, views: Sequence[str]) -> None:
+    page = dashboard.page
     dashboard.show("chat")
     page.get_by_label("Model").select_option("smollm2")
     page.get_by_label("Message").fill(_CHAT)
@@ -202,7 +225,7 @@ def _picture_views(browser: Browser, corral: CorralCli, folder: Path, views: Seq
             _picture(page, folder, view, scheme)
     for complaint in dashboard.complaints:
         print(complaint)
-    context.close()
+    dashboard.context.close()
 
 
 def _show(dashboard: Dashboard, view: str) -> None:
@@ -226,6 +249,8 @@ def _show(dashboard: Dashboard, view: str) -> None:
             page.get_by_text("did you mean").wait_for()
             path = page.get_by_text("/corral.toml")
             path.evaluate("(it, path) => { it.textContent = path; }", _SETTINGS_PATH)
+        case "comparison":
+            page.get_by_role("button", name=_REPORT).wait_for()
 
 
 def _picture(page: Page, folder: Path, name: str, scheme: str) -> None:
@@ -234,6 +259,8 @@ def _picture(page: Page, folder: Path, name: str, scheme: str) -> None:
     for size, (width, height) in reversed(_SIZES.items()):
         page.set_viewport_size({"width": width, "height": height})
         page.wait_for_timeout(_REDRAWN_MS)
+        if name == "comparison":
+            page.get_by_role("button", name=_REPORT).scroll_into_view_if_needed()
         taken = session.send("Page.captureScreenshot", {"format": "webp", "quality": _QUALITY})
         (folder / f"{name}-{size}-{scheme}.webp").write_bytes(base64.b64decode(taken["data"]))
     session.detach()
