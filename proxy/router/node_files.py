@@ -72,11 +72,14 @@ class NodeFileTaker:
         with suppress(TimeoutError):
             async with asyncio.timeout(min(_WAIT_MAX_S, limit_s)):
                 file = await self._source.find(holder, upstream.cache_key, prompt.turn_hashes)
-                if file and self.pays(file, known_blocks * BLOCK_TOKENS):
+                if file and self.pays(file, known_blocks * BLOCK_TOKENS, file.transfer_s):
                     await self._source.take(file)
 
-    def pays(self, file: NodeFile, known_tokens: int) -> bool:
-        """Return whether to copy and restore a file is faster than to compute its tokens."""
+    def pays(self, file: NodeFile, known_tokens: int, transfer_s: float = 0.0) -> bool:
+        """Return whether to restore a file is faster than to compute its tokens.
+
+        `transfer_s`: how long a request waits for the copy; for a file that is offered, none does.
+        """
         files = self._prefix_index.files
-        cost_tokens = files.cost_tokens(file.cache_key, file.size_bytes, file.transfer_s)
+        cost_tokens = files.cost_tokens(file.cache_key, file.size_bytes, transfer_s)
         return pays_to_restore(file.tokens - known_tokens, cost_tokens)

@@ -177,7 +177,7 @@ class SlotSelector:
         if is_restored and has_cache:
             lease.restored_tokens = slot.content.tokens
         if lease.id_slot is None:
-            await _wait_for_named(lease)
+            await _wait_until_begun(lease.instance, are_named=True)
             if slot.is_confirmed and slot_map.is_kept_before(slot):
                 await self._refresh(lease, slot_map.mark_refreshed(slot))
             await self._keep_paused(lease, slot_map)
@@ -282,6 +282,7 @@ class SlotSelector:
             await self._sync(lease, slot_map, slot)
             slot = slot_map.reserve_lru(slot)
         if slot.is_confirmed:
+            await _wait_until_begun(lease.instance, are_named=False)
             await self._saver.fill(lease, slot)
         return slot
 
@@ -428,23 +429,24 @@ def _names_slot(lease: Lease, slot_map: SlotMap, slot: Slot) -> bool:
     return not prompt or not slot_map.is_elsewhere(slot, conversation, prompt.blocks)
 
 
-async def _wait_for_named(lease: Lease) -> None:
-    """Wait until the engine has given slots to the requests that were sent before and name theirs.
+async def _wait_until_begun(instance: RoutingTarget, *, are_named: bool) -> None:
+    """Wait until the engine has begun with the requests sent before; `are_named`: that name slots.
 
-    It reads requests side by side. If it came to this one first, it would take one of these slots,
-    and the content would be lost that was restored or kept there for the other request.
+    It reads requests side by side. If it came to a later one first, that would take a slot in which
+    content was restored or kept for an earlier one; or a file would overwrite a slot that the
+    earlier one makes the engine copy to its host cache.
     """
-    instance = lease.instance
-    if any(map(_is_underway, instance.leases)):
+
+    def is_underway(lease: Lease) -> bool:
+        is_sent = lease.slot is not None and lease.slot.is_sent
+        is_meant = lease.id_slot is not None or not are_named
+        return is_sent and is_meant and not (lease.is_placed or lease.is_ending or lease.chunked)
+
+    if any(map(is_underway, instance.leases)):
         with suppress(TimeoutError):
             async with asyncio.timeout(_PLACED_MAX_S):
-                while any(map(_is_underway, instance.leases)):
+                while any(map(is_underway, instance.leases)):
                     await instance.wait_placed()
-
-
-def _is_underway(lease: Lease) -> bool:
-    is_sent = lease.slot is not None and lease.slot.is_sent and lease.id_slot is not None
-    return is_sent and not (lease.is_placed or lease.is_ending or lease.chunked)
 
 
 @dataclass(slots=True)

@@ -93,6 +93,14 @@ def test_a_file_that_takes_longer_than_the_prompt_is_not_taken(file: NodeFile | 
     assert source.taken == []
 
 
+def test_a_slow_copy_that_no_request_awaits_pays() -> None:
+    index = PrefixIndex(100_000)
+    index.files.set_prefill_rate("key", 100.0)
+    assert NodeFileTaker(index).pays(SLOW, 0)
+    assert not NodeFileTaker(index).pays(SLOW, 0, SLOW.transfer_s)
+    assert not NodeFileTaker(index).pays(SLOW, TOKENS)
+
+
 def test_a_copy_is_given_up_when_it_takes_too_long() -> None:
     source = Source(copy_s=10_000.0)
     assert 5 < take(source, holder="far") <= 30

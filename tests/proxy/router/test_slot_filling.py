@@ -230,6 +230,24 @@ async def test_a_request_without_a_named_slot_does_not_overtake_those_that_name_
         storage.router.finish(first)
 
 
+@pytest.mark.parametrize("storage", [{"slots": 2}], indirect=True)
+async def test_a_file_does_not_overtake_requests_that_make_the_engine_copy_its_slot(
+    storage: Storage,
+) -> None:
+    storage.is_full = True
+    await answered(storage, FIRST)
+    await answered(storage, OTHER)
+    store(storage, third := ask("a long tale of a ship and a moon " * 20))
+    async with asyncio.TaskGroup() as group, storage.router.lease(NEXT) as first:
+        later = group.create_task(answered(storage, third))
+        for _ in range(20):  # without I/O it would be restored by then
+            await asyncio.sleep(0)
+        assert not storage.calls
+        first.note_header()
+        assert (await later).restored
+        storage.router.finish(first)
+
+
 async def test_an_engine_that_finds_nothing_of_its_files_is_given_no_more(storage: Storage) -> None:
     turns = [FIRST, OTHER] * 8
     for turn in turns:
