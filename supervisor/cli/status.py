@@ -76,6 +76,7 @@ def render(status: messages.DaemonStatus, columns: int | None = None) -> str:
         *(_note(line, columns) for model in models for line in _trial(model)),
         *([_note(capture, columns, "yellow")] if capture else []),
         *([_note(messages.yield_text(status.yielded), columns)] if status.yielded else []),
+        *(_note(messages.gave_way_text(name), columns) for name in status.gave_way or ()),
         *(_note(line, columns) for model in models for line in _adapted(model)),
         *(_note(line, columns, "yellow") for model in models for line in reductions(model)),
         *(_note(line, columns) for _, instance in instances for line in _draft(instance)),

@@ -527,6 +527,7 @@ class YieldStatus(Message):
 
     left_s: float | None
     models: list[str]
+    is_quiet_hours: bool | None
 
 
 class DaemonStatus(Message):
@@ -555,6 +556,7 @@ class DaemonStatus(Message):
     batches: list[BatchQueueStatus]
     devices: list[DeviceStatus]
     yielded: YieldStatus | None
+    gave_way: list[str] | None
 
 
 class ReloadReport(Message):
@@ -609,8 +611,13 @@ def capture_text(status: CaptureStatus) -> str:
 
 def yield_text(status: YieldStatus) -> str:
     time = "until corral yield --end" if status.left_s is None else f"for {duration(status.left_s)}"
+    reason = " (quiet hours)" if status.is_quiet_hours else ""
     stopped = f"; stopped for that: {', '.join(status.models)}" if status.models else ""
-    return f"the devices are left to other programs {time}{stopped}"
+    return f"the devices are left to other programs {time}{reason}{stopped}"
+
+
+def gave_way_text(model: str) -> str:
+    return f"{model}: unloaded because other programs need memory; returns when there is room"
 
 
 ADD_KEY: Final = "corral key add NAME adds a key; then set api_keys_file under [proxy]"

@@ -191,10 +191,13 @@ class DaemonService:
             capture=model_status.capture_status(parts.captures.running),
             batches=model_status.batch_statuses(parts.app.batch_queue.stats()),
             yielded=messages.YieldStatus(
-                None if math.isinf(left_s) else left_s, parts.device_yield.models
+                None if math.isinf(left_s) else left_s,
+                parts.device_yield.models,
+                parts.device_yield.is_quiet_hours,
             )
             if (left_s := parts.device_yield.left_s) is not None
             else None,
+            gave_way=parts.device_yield.gave_way,
             devices=[
                 messages.DeviceStatus.of(card, throttled=card.throttled and [*card.throttled])
                 for card in parts.devices.latest

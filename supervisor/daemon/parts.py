@@ -98,7 +98,9 @@ class DaemonParts:
         self.devices = DeviceMonitor()
         self._memory_usage, replacer = MemoryUsage(self.fleet), Replacer(self.fleet)
         self.admission = AdmissionController(self.fleet, self.router, emit, self._memory_usage)
-        self.device_yield = DeviceYield(self.fleet, self.admission, self._memory_usage, emit)
+        self.device_yield = DeviceYield(
+            self.fleet, self.admission, self._memory_usage, self.devices, emit
+        )
         self._add_models(loaded, reread, replacer)
         threads = ThreadDecider.of_fleet(self.fleet, directories)
         in_flight = self.router.count_in_flight

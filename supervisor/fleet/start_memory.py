@@ -41,6 +41,7 @@ class DeviceMemory:
         self._clock = clock
         self._grows_until_s = self._read_at_s = float("-inf")
         self.free_bytes: Mapping[str, int] = {}
+        self.reserved_bytes: Mapping[str, int] = {}  # left free, by device
 
     @property
     def may_grow(self) -> bool:
@@ -94,7 +95,11 @@ class StartMemory:
             return True
         plan = planner.plan_at(replica.place)
         if plan.estimate.devices:
-            replica.free_bytes = await self._devices.read(plan.engine)
+            reserved = self._devices.reserved_bytes
+            replica.free_bytes = {
+                name: max(0, size - reserved.get(name, 0))
+                for name, size in (await self._devices.read(plan.engine)).items()
+            }
         plan = self._plan_again(replica, plan)
         replica.attempted = plan.reduced
         reason = shortage(plan.estimate, replica.free_bytes)

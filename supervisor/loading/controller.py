@@ -22,12 +22,15 @@ from supervisor.events import Emit, Event, Part
 from supervisor.fleet.fleet import START_OVER, Fleet
 from supervisor.fleet.model import Model, Phase, phase_of, snapshots_of
 from supervisor.loading.decide import (
+    OTHER_PROGRAMS,
     Actions,
     Eviction,
     ModelState,
+    OtherPrograms,
     Waiting,
     decide,
     eviction,
+    give_way,
     queue,
     rule_against,
 )
@@ -100,6 +103,8 @@ class AdmissionController(Part):
     _commanded_at_s: dict[str, float] = field(factory=dict, init=False)
     _for_others: dict[str, asyncio.Future[str | None]] = field(factory=dict, init=False)
     _paused: frozenset[str] = field(factory=frozenset, init=False)
+    # Unloaded for other programs, the first first, and neither requested nor stopped since then.
+    gave_way: dict[str, None] = field(factory=dict, init=False)
     _load_times: LoadTimes = field(factory=LoadTimes, init=False)
     _woken: asyncio.Event = field(factory=asyncio.Event, init=False)
 
@@ -170,6 +175,7 @@ class AdmissionController(Part):
             return self._load_by_command(names)
         for model in self._fleet.select(names):
             self._commanded_at_s.pop(model.entry.name, None)
+            self.gave_way.pop(model.entry.name, None)
             model.is_open = verb == "restart" or (verb == "unload" and model.is_open)
             model.refusal = None
             if verb == "restart":
@@ -240,7 +246,18 @@ class AdmissionController(Part):
             self._load_times.observe(model.entry.name, phase, self._clock())
             if phase in {"down", "failed"}:
                 self._keep_alive_s.pop(model.entry.name, None)
-        actions = self._decide(self._model_states())
+            if phase in {"loading", "loaded"}:
+                self.gave_way.pop(model.entry.name, None)
+        states = self._model_states()
+        actions = self._decide(states)
+        memory, yields = self._memory_usage, self._fleet.planner.settings.devices.yields
+        others = OtherPrograms(memory.needed_by_others, may_pause=yields == "always")
+        if others.devices and yields != "never":
+            actions = give_way(actions, states, memory.free(), memory.returning, others)
+        if actions.give_way:
+            self.gave_way |= dict.fromkeys(actions.give_way)
+            models = " ".join(actions.give_way)
+            self._emit("devices.yielded", models=models, reason=OTHER_PROGRAMS)
         self._perform(actions)
         return actions.look_again_s
 

@@ -7,7 +7,8 @@ overtakes a model that waits for memory, so that small models do not postpone a 
 and requests for the same model are served together while it is loaded. A model that only another
 machine wants comes last, never waits, and replaces no model that was used lately.
 
-`_make_room` has the rules of unloading; `choose_victims` chooses among the models that may go.
+`_make_room` has the rules of unloading, `give_way` adds those for other programs that need a
+device; `Admission.victims` chooses among the models that may go.
 """
 
 from __future__ import annotations
@@ -122,11 +123,22 @@ _NO_GROUPS: Final = Groups()
 _PRESENT: Final = frozenset({"loading", "loaded"})
 
 
+# Why devices are yielded.
+OTHER_PROGRAMS: Final = "other programs"
+
+
+@dataclass(frozen=True, slots=True)
+class OtherPrograms:
+    devices: frozenset[str]  # of which they need more memory than is free
+    may_pause: bool  # whether busy models give way too, once they have answered
+
+
 @dataclass(frozen=True, slots=True)
 class Actions:
     load: tuple[str, ...] = ()
     unload: Mapping[str, str] = field(default_factory=dict)  # models to unload, with the reason
     pause: tuple[str, ...] = ()  # models that get no new requests; all others are resumed
+    give_way: tuple[str, ...] = ()  # those of `unload` that give way to other programs
     # Models that cannot get memory, with the reason.
     refuse: Mapping[str, str] = field(default_factory=dict)
     # Seconds until the decision may change without an event, if ever.
@@ -247,6 +259,48 @@ def _make_room_for_others(
         reason = str(admission.rule or "too little memory is free for it")
         return Actions(refuse={admission.wanted.name: reason})
     return Actions(unload=admission.reasons(victims))
+
+
+def give_way(
+    actions: Actions,
+    models: Sequence[ModelState],
+    free: Bytes,
+    returning: Bytes,
+    others: OtherPrograms,
+) -> Actions:
+    """Add the models that give way to other programs.
+
+    The free memory of a device that these need is without the reserve, and may be less than 0.
+    """
+    leaving = [
+        model for model in models if model.phase == "unloading" or model.name in actions.unload
+    ]
+    free = _with(free, [returning, *(model.required for model in leaving)])
+    short = sorted(name for name in others.devices if free.get(name, 0) < 0)
+    candidates = [
+        model
+        for model in models
+        if model.phase == "loaded"
+        and model not in leaving
+        and not model.residency.pinned
+        and any(model.required.get(name) for name in short)
+        and (others.may_pause or not model.is_busy)
+    ]
+    # One byte more than the reserve.
+    program = ModelState("", "down", required=dict.fromkeys(short, 1))
+    victims = Admission(program, free).victims(candidates)
+    if victims is None:  # too little, but of use to the other programs
+        victims = tuple(model.name for model in candidates if not _residency_left_s(model))
+    working = {model.name for model in candidates if model.working}
+    reason = f"other programs need memory of {' and '.join(short)}"
+    gone = {name: reason for name in victims if name not in working}
+    answering = [name for name in victims if name in working]
+    return replace(
+        actions,
+        unload={**actions.unload, **gone},
+        pause=tuple(dict.fromkeys((*actions.pause, *answering))),
+        give_way=tuple(gone),
+    )
 
 
 def _with(free: Bytes, more: Iterable[Bytes]) -> Bytes:

@@ -56,6 +56,17 @@ def observe(
     return taken, {name: size - taken[name] for name, size in missing.items()}
 
 
+def needed_by_others(taken: Bytes, usual: Bytes, total: Bytes) -> frozenset[str]:
+    """Return the devices of which other programs take clearly more than usual."""
+    return frozenset(
+        name
+        for name, size in taken.items()
+        if size - usual.get(name, 0) > _GROWTH_SHARE * total[name]
+    )
+
+
+# The buffers of our engines grow by less after their load.
+_GROWTH_SHARE: Final = 0.01
 HOST: Final = "host"
 # A worker serves one engine at a time, so a model takes its whole capacity.
 _WORKER: Final = "worker {}"
@@ -114,6 +125,9 @@ class MemoryUsage:
         self._observed = observed or ObservedMemory()
         # The memory of devices that other programs take, and that ended engines have yet to return.
         self._taken: Bytes = {}
+        # What they took at most when our engines had loaded.
+        self._usual: Bytes = {}
+        self._runs: frozenset[tuple[str, int]] = frozenset()
         self.returning: Bytes = {}
 
     def capacity(self) -> Bytes:
@@ -124,6 +138,7 @@ class MemoryUsage:
             return {}
         devices = Counter(dict(found.devices))
         devices.subtract(self._taken)
+        devices.subtract(self._fleet.device_memory.reserved_bytes)
         return {HOST: found.host, **devices, **self._workers_of(self._fleet.planner.entries)}
 
     def by_purpose(self) -> Mapping[str, HostMemory]:
@@ -170,23 +185,49 @@ class MemoryUsage:
             for name, use in used.items()
         }
 
-    async def refresh_devices(self, models: Iterable[Model]) -> None:
-        """List devices again if one of these models, which will be loaded, uses them.
+    @property
+    def needed_by_others(self) -> frozenset[str]:
+        """The devices of which other programs need more memory; empty if no model gives way."""
+        return frozenset(self._fleet.device_memory.reserved_bytes)
 
-        Not while an engine loads or ends, because its present memory is unknown.
+    async def refresh_devices(self, models: Iterable[Model], *, is_full: bool = False) -> bool:
+        """List devices again if one of these models uses them; return whether that was done.
+
+        Not while an engine loads or ends, because its present memory is unknown. An engine that
+        finds no memory for itself may be unable to list a device that `is_full`.
         """
         listed = self._fleet.device_memory
         replicas = self._fleet.all_replicas()
         is_changing = any(replica.instance.snapshot().state in _CHANGING for replica in replicas)
         if listed.is_fresh or is_changing or not self.take_devices(models):
-            return
+            return False
         with suppress(CorralError):  # without an engine nothing is loaded
             engine = self._fleet.planner.engine()
             free = await listed.read(engine)
             total, held = self._fleet.planner.capacity(engine).devices, self._held_bytes()
+            if is_full and not free:
+                free = dict.fromkeys(total, 0)
             self._taken, self.returning = observe(
                 self._taken, total, free, held, may_grow=listed.may_grow
             )
+            self._note_growth(total)
+            return True
+        return False
+
+    def _note_growth(self, total: Bytes) -> None:
+        """Reserve memory of the devices that other programs need, if models give way to them."""
+        settings, taken = self._fleet.planner.settings.devices, self._taken
+        present = filter(_is_present, self._fleet.all_replicas())
+        runs = frozenset((each.name, each.instance.snapshot().run) for each in present)
+        # Estimates are not exact: only after a load is the rest what other programs take.
+        if runs - self._runs:
+            self._usual = taken
+        self._usual = {name: min(size, self._usual.get(name, size)) for name, size in taken.items()}
+        self._runs = runs
+        needed = needed_by_others(taken, self._usual, total)
+        self._fleet.device_memory.reserved_bytes = (
+            {} if settings.yields == "never" else dict.fromkeys(needed, settings.reserve)
+        )
 
     def take_devices(self, models: Iterable[Model]) -> bool:
         """Return whether any of these models uses a device."""
@@ -212,13 +253,17 @@ class MemoryUsage:
         left.subtract(self.returning)
         return {**left, HOST: min(left[HOST], usable_bytes(self._read_machine()) - outstanding)}
 
+    def has_room(self, model: Model) -> bool:
+        """Return whether a model that is not loaded fits beside what is, not reduced."""
+        return fits(self._usage_of(model.replicas), self.free())
+
     def required_bytes(self, models: Iterable[Model]) -> Mapping[str, Bytes]:
         """Return the bytes that each model takes, or would take; mapped weights count once.
 
         Main memory is at most the capacity, so that a model which grew beyond it is still loaded,
-        alone. The memory of a device is at most that without other programs, unless the model needs
-        more than the whole device: others make room for it, and its start finds out whether that is
-        enough.
+        alone. A model to load needs at most the memory of a device without other programs, unless
+        it needs more than the whole device: others make room for it, and its start finds out
+        whether that is enough.
         """
         capacity, planner = self.capacity(), self._fleet.planner.reading_once()
         return {model.entry.name: self._model_bytes(model, capacity, planner) for model in models}
@@ -231,7 +276,7 @@ class MemoryUsage:
             own_bytes = sum(estimate.own_at_start_bytes for estimate in found)
             at_start = found[0].mapped_bytes + own_bytes
             required[HOST] = max(at_start, min(required[HOST], capacity.get(HOST, 0)))
-            for name in found[0].devices:
+            for name in () if any(map(_is_present, model.replicas)) else found[0].devices:
                 left = max(0, capacity.get(name, 0))
                 if required[name] <= left + self._taken.get(name, 0):
                     required[name] = min(required[name], left)

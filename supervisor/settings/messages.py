@@ -220,7 +220,7 @@ def _known_keys(table: list[str]) -> list[str]:
         assert isinstance(found, type)  # noqa: S101 (for mypy)
         assert issubclass(found, BaseModel)  # noqa: S101 (for mypy)
         model = found
-    return list(model.model_fields)
+    return [field.alias or name for name, field in model.model_fields.items()]
 
 
 def _is_table(kind: Any) -> bool:

@@ -202,6 +202,7 @@ class Settings(BaseModel):
     unset: the build of `corral engine use`, vendor/, the installed package, PATH"""
     proxy: ProxySettings = ProxySettings()
     supervisor: SupervisorSettings = SupervisorSettings()
+    devices: tables.DeviceSettings = tables.DeviceSettings()
     balance: tables.BalanceSettings = tables.BalanceSettings()
     jobs: JobSettings = JobSettings()
     releases: tables.ReleaseSettings = tables.ReleaseSettings()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime, time, timedelta
 from ipaddress import IPv4Address, IPv4Network
 from typing import Annotated, ClassVar, Final, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from proxy.common.toml_types import ExpandedPath, SettingsTable, Text, duration_s, text
 from supervisor.models import model_lookup
@@ -126,6 +127,52 @@ class BalanceSettings(LoadBalanceConfig):
 
     automatic: bool = False
     """move layers as `corral balance --apply` does; each time the model loads again"""
+
+
+_TIME: Final = r"(?:[01]\d|2[0-3]):[0-5]\d"
+_HOURS: Final = re.compile(rf"({_TIME})-(?!\1)({_TIME})")
+
+
+def _check_hours(hours: str) -> str:
+    if not _HOURS.fullmatch(hours):
+        raise ValueError('not two times of day, as in "22:00-07:00"')
+    return hours
+
+
+class DeviceSettings(SettingsTable):
+    """`[devices]`: when models leave devices to other programs."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    yields: Literal["never", "idle", "always"] = Field(
+        "never",
+        alias="yield",  # a keyword of Python
+        description="which models give way when other programs fill a device, the least valuable "
+        "first: none, idle ones, or busy ones too once they have answered",
+    )
+    reserve: Annotated[Bytes, Field(ge=1024**2, le=2**50)] = 512 * 1024**2
+    """other programs that leave less free memory of a device need more, in bytes or as in 512 MiB
+    """
+    check_interval_s: float = Field(5, ge=0.1, le=3600)
+    """how often to look at the memory of devices that models use or gave up"""
+    return_after_s: float = Field(30, ge=0, le=86_400)
+    """for how long a model that gave way must have room until it is loaded again without a request
+    """
+    quiet_hours: Annotated[str, AfterValidator(_check_hours)] | None = None
+    """local times of each day, as in 22:00-07:00, in which no model uses a device, as after `corral
+    yield`"""
+
+    def quiet_until(self, now: datetime) -> datetime | None:
+        """Return the end of the quiet hours; None outside of them. `now` is local time."""
+        if self.quiet_hours is None:
+            return None
+        first, last = map(time.fromisoformat, self.quiet_hours.split("-"))
+        for day in (now.date() - timedelta(days=1), now.date()):
+            begin = datetime.combine(day, first, now.tzinfo)
+            end = datetime.combine(day + timedelta(days=last < first), last, now.tzinfo)
+            if begin <= now < end:
+                return end
+        return None
 
 
 class HistorySettings(SettingsTable):

@@ -54,6 +54,14 @@ def configure(corral: CorralCli, device: SmallDevice, wide_model: Path) -> Calla
     return write
 
 
+def cached_tokens(corral: CorralCli, model: str) -> int:
+    """Ask a model, always the same; return how much of the prompt its cache had."""
+    status, text = ask(corral, model, "hello " * 50)
+    assert status == 200
+    cached: int = json.loads(text)["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return cached
+
+
 def listed_model(corral: CorralCli, model: str) -> dict[str, Any]:
     """Return the description of a model that clients get."""
     with urllib.request.urlopen(f"{corral.url}/v1/models", timeout=PATIENCE_S) as response:
@@ -218,6 +226,47 @@ def test_the_device_is_left_to_other_programs_and_taken_back(
     assert ask(corral, "c")[0] == 200
     assert "the devices are in use again" in corral.ok("yield", "--end")
     assert corral.model_states() == {"a": "loaded", "b": "unloaded", "c": "loaded"}
+
+
+def test_an_idle_model_gives_way_to_a_program_and_returns_with_its_conversation(
+    configure: Callable[..., CorralCli], corral: CorralCli, device: SmallDevice
+) -> None:
+    small = ON_DEVICE.replace("8192", "1024")
+    configure(a=f"[models.a.flags]\n{small}", b=f"[models.b.flags]\n{small}")
+    file = corral.root / "config" / "corral.toml"
+    text = file.read_text("utf-8").replace("persist_slots = false", "persist_slots = true")
+    rules = 'yield = "idle"\nreserve = "4 MiB"\ncheck_interval_s = 0.1\nreturn_after_s = 0.1'
+    file.write_text(f"{text}\n[devices]\n{rules}\n", "utf-8")
+    corral.ok("start", "a", "b")
+    each = int(planned_mib(corral, "a"))
+
+    def look() -> None:
+        listings = device.listings
+        until(lambda: device.listings > listings + 1)
+
+    device.set_free(TOTAL_MIB - 2 * each)
+    new = cached_tokens(corral, "a")
+    ask(corral, "b")  # now a is the less valuable one
+    look()
+    assert corral.model_states() == {"a": "loaded", "b": "loaded"}
+
+    device.set_free(2)  # a program allocates all but 2 MiB
+    until(lambda: corral.model_states()["a"] == "unloaded")
+    device.set_free(each + 2)
+    look()
+    assert corral.model_states() == {"a": "unloaded", "b": "loaded"}
+    assert "a: unloaded because other programs need memory" in corral.ok("status")
+    (given,) = corral.events("devices.yielded")
+    assert (given["models"], given["reason"]) == ("a", "other programs")
+    (event,) = corral.events("model.unloaded")
+    assert event["reason"] == "other programs need memory of Vulkan0"
+
+    device.set_free(TOTAL_MIB - each)  # the program ends
+    until(lambda: corral.model_states()["a"] == "loaded")
+    device.set_free(TOTAL_MIB - 2 * each)
+    assert cached_tokens(corral, "a") > new
+    assert [event["models"] for event in corral.events("devices.taken_back")] == ["a"]
+    assert "unloaded because" not in corral.ok("status")
 
 
 def test_a_successor_that_does_not_fit_beside_its_model_replaces_it_in_place(

@@ -43,8 +43,8 @@ def settings(engine: Path, model: Path, supervisor: str = "", **models: str) -> 
     return head + "\n".join(tables)
 
 
-async def _answer(url: str, model: str) -> tuple[int, str]:
-    body = {"model": model, "max_tokens": 2, "messages": [{"role": "user", "content": "hello"}]}
+async def _answer(url: str, model: str, text: str) -> tuple[int, str]:
+    body = {"model": model, "max_tokens": 2, "messages": [{"role": "user", "content": text}]}
     async with (
         aiohttp.ClientSession(url) as http,
         http.post("/v1/chat/completions", json=body) as response,
@@ -52,8 +52,8 @@ async def _answer(url: str, model: str) -> tuple[int, str]:
         return response.status, await response.text()
 
 
-def ask(corral: CorralCli, model: str) -> tuple[int, str]:
-    return asyncio.run(_answer(corral.url, model))
+def ask(corral: CorralCli, model: str, text: str = "hello") -> tuple[int, str]:
+    return asyncio.run(_answer(corral.url, model, text))
 
 
 def logged_mib(corral: CorralCli, instance: str) -> float:

@@ -30,6 +30,7 @@ STATUS = DaemonStatus(
     workers=[],
     devices=[],
     yielded=None,
+    gave_way=None,
 )
 
 

@@ -1,20 +1,29 @@
-"""Which models are stopped while the devices are left to other programs, and loaded again after."""
+"""Which models leave the devices to other programs, and when they return."""
 
-import asyncio
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
+import pytest
 from support.instance_harness import RecordingTraffic
 
+from supervisor.events import Event
+from supervisor.fleet.devices import DeviceMonitor
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.model import Model
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.loading.controller import AdmissionController
+from supervisor.loading.decide import Eviction
 from supervisor.loading.device_yield import DeviceYield
 from supervisor.loading.memory_usage import MemoryUsage
 from supervisor.settings.schema import Settings
+from supervisor.system.devices import DeviceReading
 from supervisor.system.paths import Directories
+
+HOUR_S = 3600
+GIB = 1024**3
 
 
 class Admission:
@@ -23,53 +32,90 @@ class Admission:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self.commands: list[tuple[str, Sequence[str]]] = []
+        self.gave_way: dict[str, None] = {}
+        self.forecasts: dict[str, Eviction] = {}
+        self.waits: dict[str, object] = {}
 
     def command(self, verb: str, names: Sequence[str]) -> Callable[[], bool]:
         self.commands.append((verb, names))
         for name in names:
+            self.gave_way.pop(name, None)
             self._fleet.models[name].is_open = verb == "load"
         return lambda: True
 
+    def waiting(self) -> dict[str, object]:
+        return self.waits
 
-class OnDevice:
+    def forecast(self, model: Model) -> Eviction:
+        return self.forecasts.get(model.entry.name, Eviction())
+
+    def wake(self) -> None:
+        pass
+
+
+class Memory:
     """Models named gpu… use a device."""
+
+    def __init__(self) -> None:
+        self.has_room_for: set[str] = set()
+        self.readings: list[bool] = []  # of each, whether a device is full
+        self.returning: dict[str, int] = {}
 
     def take_devices(self, models: Sequence[Model]) -> bool:
         return any(model.entry.name.startswith("gpu") for model in models)
 
+    def has_room(self, model: Model) -> bool:
+        return model.entry.name in self.has_room_for
+
+    async def refresh_devices(self, _: Iterable[Model], *, is_full: bool) -> bool:
+        self.readings.append(is_full)
+        return True
+
 
 class House:
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, **devices: Any) -> None:
         entry = {"path": "/models/chat.gguf"}
         planner = LaunchPlanner(
-            Settings(models={"gpu1": entry, "gpu2": entry, "cpu": entry}),
+            Settings(models={"gpu1": entry, "gpu2": entry, "cpu": entry}, devices=devices),
             Directories(*[directory] * 5),
         )
         self.fleet = Fleet(planner, RecordingTraffic(), lambda *_, **__: None)
         self.events: list[str] = []
-        self.ended = asyncio.Event()
         self.admission = Admission(self.fleet)
+        self.memory = Memory()
+        self.now_s = 0.0
+        self.cards: Sequence[DeviceReading] = ()
         self.yielding = DeviceYield(
             self.fleet,
             cast("AdmissionController", self.admission),
-            cast("MemoryUsage", OnDevice()),
+            cast("MemoryUsage", self.memory),
+            DeviceMonitor(lambda: self.cards, lambda: self.now_s),
             self.emit,
+            lambda: self.now_s,
+            lambda: datetime(2026, 11, 28, tzinfo=UTC) + timedelta(seconds=self.now_s),
         )
 
     def emit(self, name: str, /, **fields: object) -> None:
-        self.events.append(f"{name} {fields['models']}")
-        if name == "devices.taken_back":
-            self.ended.set()
+        self.events.append(" ".join([name, *map(str, fields.values())]))
+        self.yielding.observe(Event(name, datetime.now(UTC), fields))
+
+    async def look(self, after_s: float) -> float | None:
+        self.now_s += after_s
+        return await self.yielding.look()
 
     @property
     def refusals(self) -> dict[str, bool]:
         """Whether requests for a model are told that its devices are left to others."""
         return {name: bool(model.refusal) for name, model in self.fleet.models.items()}
 
+    @property
+    def open_models(self) -> list[str]:
+        return [name for name, model in self.fleet.models.items() if model.is_open]
 
-async def test_models_that_use_a_device_are_stopped_until_the_end(tmp_path: Path) -> None:
+
+def test_models_that_use_a_device_are_stopped_until_the_end(tmp_path: Path) -> None:
     house = House(tmp_path)
-    house.yielding.begin(float("inf"))
+    house.yielding.begin(math.inf)
     assert house.admission.commands == [("stop", ["gpu1", "gpu2"])]
     assert house.refusals == {"gpu1": True, "gpu2": True, "cpu": False}
     assert house.yielding.models == ["gpu1", "gpu2"]
@@ -77,14 +123,14 @@ async def test_models_that_use_a_device_are_stopped_until_the_end(tmp_path: Path
     assert house.yielding.models == ["gpu1", "gpu2"]
     house.yielding.end()
     assert house.refusals == dict.fromkeys(house.fleet.models, False)
-    assert all(model.is_open for model in house.fleet.models.values())
+    assert house.open_models == ["gpu1", "gpu2", "cpu"]
     assert house.yielding.left_s is None
     # They were not loaded before.
     assert house.events[-1] == "devices.taken_back "
     assert house.admission.commands == [("stop", ["gpu1", "gpu2"])]
 
 
-async def test_what_commands_change_meanwhile_stays(tmp_path: Path) -> None:
+def test_what_commands_change_meanwhile_stays(tmp_path: Path) -> None:
     house = House(tmp_path)
     house.yielding.begin(60)
     started, stopped = house.fleet.models["gpu1"], house.fleet.models["gpu2"]
@@ -95,13 +141,96 @@ async def test_what_commands_change_meanwhile_stays(tmp_path: Path) -> None:
     assert (started.is_open, stopped.is_open) == (True, False)
 
 
-async def test_it_ends_by_itself(tmp_path: Path) -> None:
+async def test_it_ends_by_itself_and_loads_what_was_to_be_loaded(tmp_path: Path) -> None:
     house = House(tmp_path)
-    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
-        serving = group.create_task(house.yielding.serve())
-        await asyncio.sleep(0)
-        house.yielding.begin(0.01)
-        await house.ended.wait()
-        serving.cancel()
-    assert house.events == ["devices.yielded gpu1 gpu2", "devices.taken_back "]
-    assert house.fleet.models["gpu1"].is_open
+    house.admission.waits["gpu1"] = ()
+    house.admission.gave_way["gpu2"] = None
+    house.yielding.begin(60)
+    assert await house.look(59) == 1
+    assert await house.look(1) is None
+    assert house.events == [
+        "devices.yielded gpu1 gpu2 corral yield",
+        "devices.taken_back gpu1 gpu2",
+    ]
+    assert house.admission.commands[-1] == ("load", ["gpu1", "gpu2"])
+
+
+async def test_quiet_hours_are_a_yield_of_each_day(tmp_path: Path) -> None:
+    house = House(tmp_path, quiet_hours="22:00-07:00")
+    assert await house.look(8 * HOUR_S) == 30  # the clock may be set
+    assert house.open_models == ["gpu1", "gpu2", "cpu"]
+    await house.look(14 * HOUR_S)
+    assert house.open_models == ["cpu"]
+    assert (house.yielding.left_s, house.yielding.is_quiet_hours) == (9 * HOUR_S, True)
+    await house.look(9 * HOUR_S)  # the machine was suspended until their end
+    assert house.open_models == ["gpu1", "gpu2", "cpu"]
+    assert house.events == ["devices.yielded gpu1 gpu2 quiet hours", "devices.taken_back "]
+
+
+async def test_a_command_ends_the_quiet_hours_of_one_day(tmp_path: Path) -> None:
+    house = House(tmp_path, quiet_hours="22:00-07:00")
+    await house.look(0)
+    house.yielding.end()
+    await house.look(HOUR_S)
+    assert (house.open_models, house.yielding.left_s) == (["gpu1", "gpu2", "cpu"], None)
+    await house.look(22 * HOUR_S)
+    assert house.yielding.left_s == 8 * HOUR_S
+
+
+async def test_the_longer_of_command_and_quiet_hours_counts(tmp_path: Path) -> None:
+    house = House(tmp_path, quiet_hours="00:00-01:00")
+    house.yielding.begin(2 * HOUR_S)
+    await house.look(0)
+    assert house.yielding.left_s == 2 * HOUR_S
+    await house.look(HOUR_S)
+    assert (house.yielding.left_s, house.yielding.is_quiet_hours) == (HOUR_S, False)
+    await house.look(HOUR_S)
+    assert house.yielding.left_s is None
+
+
+async def test_a_model_that_gave_way_returns_once_it_has_had_room_for_long(tmp_path: Path) -> None:
+    house = House(tmp_path, **{"yield": "idle"}, check_interval_s=10, return_after_s=20)
+    assert await house.look(0) is None  # no model is loaded
+    house.admission.gave_way |= dict.fromkeys(["gpu1", "gpu2"])
+    house.memory.has_room_for |= {"gpu1", "gpu2"}
+    assert await house.look(10) == 10
+    house.memory.has_room_for.remove("gpu1")
+    await house.look(10)
+    house.memory.has_room_for.add("gpu1")
+    await house.look(9)
+    assert house.admission.commands == []
+    await house.look(1)
+    assert house.events == ["devices.taken_back gpu2"]
+    assert house.admission.commands == [("load", ["gpu2"])]
+    await house.look(18)
+    assert house.yielding.gave_way == ["gpu1"]
+    await house.look(1)
+    assert house.admission.commands[1:] == [("load", ["gpu1"])]
+
+
+async def test_a_return_unloads_no_other_model(tmp_path: Path) -> None:
+    house = House(tmp_path, **{"yield": "idle"}, return_after_s=0)
+    house.admission.gave_way["gpu1"] = None
+    house.memory.has_room_for.add("gpu1")
+    house.admission.forecasts["gpu1"] = Eviction(models=("cpu",))
+    await house.look(0)
+    assert house.admission.commands == []
+
+
+@pytest.mark.parametrize(("used", "is_full"), [(1, False), (4, True)])
+async def test_cards_tell_when_to_list_devices(tmp_path: Path, used: int, *, is_full: bool) -> None:
+    house = House(tmp_path, **{"yield": "idle"})
+    house.admission.gave_way["gpu1"] = None
+    card = DeviceReading("1", "A", memory_used_bytes=used * GIB, memory_total_bytes=4 * GIB)
+    house.cards = [card, DeviceReading("2", "B", problem="it is suspended")]
+    await house.look(10)
+    await house.look(10)
+    # The memory of one card is unknown, so each look lists the devices.
+    assert house.memory.readings == [is_full] * 2
+    house.cards = [card]
+    await house.look(10)
+    await house.look(10)
+    assert house.memory.readings == [is_full] * 3
+    house.memory.returning["Vulkan0"] = GIB  # an engine has ended
+    await house.look(10)
+    assert house.memory.readings == [is_full] * 4

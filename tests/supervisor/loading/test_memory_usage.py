@@ -157,3 +157,35 @@ async def test_what_other_programs_take_of_a_device_is_no_room(tmp_path: Path) -
     # All of what is left, so that idle models go; what never fits must not have them unloaded.
     assert usage.required_bytes([chat])["chat"]["Vulkan0"] == usage.capacity()["Vulkan0"] == 4 * GIB
     assert usage.required_bytes([huge])["huge"]["Vulkan0"] > 24 * GIB
+
+
+@pytest.mark.parametrize(("yields", "reserved"), [("idle", {"Vulkan0": GIB}), ("never", {})])
+async def test_other_programs_that_take_more_get_a_reserve(
+    tmp_path: Path, yields: str, reserved: dict[str, int]
+) -> None:
+    settings = Settings(
+        models={"chat": {"path": "/models/chat.gguf"}}, devices={"yield": yields, "reserve": GIB}
+    )
+    planner = OnDevice(settings, Directories(*[tmp_path] * 5))
+    fleet = Fleet(planner, RecordingTraffic(), lambda *_, **__: None)
+    usage, (chat,) = MemoryUsage(fleet), fleet.models.values()
+
+    async def read(free_mib: int | None, *, is_full: bool = False) -> dict[str, int]:
+        listed = [] if free_mib is None else [replace(GPU, free_mib=free_mib)]
+        memory = fleet.device_memory = DeviceMemory(lambda *_: listed, lambda: 100.0)
+        assert await usage.refresh_devices([chat], is_full=is_full)
+        return dict(memory.reserved_bytes)
+
+    total_mib = 24 * 1024
+    assert await read(total_mib - 4096) == {}  # what they took before counts as usual
+    assert await read(total_mib - 5120) == reserved
+    assert usage.needed_by_others == reserved.keys()
+    assert usage.free()["Vulkan0"] == 19 * GIB - sum(reserved.values())
+    assert usage.has_room(chat)
+    assert await read(total_mib - 2048) == {}
+    assert await read(total_mib - 4096) == reserved
+    # An engine cannot list the device, because it is full or for another reason.
+    assert await read(None, is_full=True) == reserved
+    assert usage.free()["Vulkan0"] <= 0
+    assert not usage.has_room(chat)
+    assert await read(None) == {}
