@@ -28,14 +28,19 @@ Level = Literal["info", "warning", "error"]
 LOAD_PROGRESS: Final = "instance.load_progress"
 DAEMON_STOPPED: Final = "daemon.stopped"
 
+_TABLE: Final[Mapping[str, tuple[Level, str]]] = table_beside(__file__)
 # Name → level and fields.
 EVENTS: Final[Mapping[str, tuple[Level, tuple[str, ...]]]] = MappingProxyType(
     {
-        name: (level, tuple(fields.split()))
-        for name, (level, fields) in table_beside(__file__).items()
+        name: (level, tuple(field.rstrip("?") for field in fields.split()))
+        for name, (level, fields) in _TABLE.items()
     }
 )
-_FIELDS: Final = {name: frozenset(fields) for name, (_, fields) in EVENTS.items()}
+# Those that each event of the name has.
+_FIELDS: Final = {
+    name: frozenset(field for field in fields.split() if not field.endswith("?"))
+    for name, (_, fields) in _TABLE.items()
+}
 
 _LISTENER_QUEUE_MAX: Final = 1024
 # Events that clients can cause at will, and the field that names the cause (never a client's text).
@@ -136,7 +141,7 @@ class EventStream:
 
         Nothing may change `fields` any more.
         """
-        if fields.keys() != _FIELDS[name]:
+        if fields.keys() != _FIELDS[name] and fields.keys() != {*EVENTS[name][1]}:
             raise ValueError(f"{name} takes the fields {EVENTS[name][1]}, not {tuple(fields)}")
         cause = _CLIENT_CAUSED.get(name)
         if cause and not self._throttle.admit((name, str(fields[cause]))):

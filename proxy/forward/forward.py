@@ -384,7 +384,8 @@ class Forward:
         """Load a model, and record in the timeline how long eviction and loading take."""
         timeline.wait("evict")
         try:
-            await self._loader.ensure_ready(model, functools.partial(timeline.wait, "load"))
+            begin_load = functools.partial(timeline.wait, "load")
+            timeline.load_group = await self._loader.ensure_ready(model, begin_load)
         finally:
             timeline.wait()
 

@@ -302,8 +302,8 @@ class Nodes:
     def _note_change(self) -> None:
         self._version += 1
 
-    async def ensure_ready(self, model: str, on_load: OnLoad = do_nothing_on_load) -> None:
-        """Return once an instance of the model is admitted; the caller has a deadline.
+    async def ensure_ready(self, model: str, on_load: OnLoad = do_nothing_on_load) -> str | None:
+        """Return once an instance of the model is admitted, as `ModelLoader` has it.
 
         Raises:
             ProxyError: No instance will be admitted: Unavailable, UnknownModel or UpstreamFailed.
@@ -318,8 +318,7 @@ class Nodes:
         if not is_local and not monitors and model in self._settings.fallback:
             raise errors.Unavailable(f"{model} is unavailable: {NO_NODE}", _RETRY_AFTER_S)
         if is_local or not monitors:
-            await self._local.ensure_ready(model, on_load)
-            return
+            return await self._local.ensure_ready(model, on_load)
         on_load()
         for monitor in monitors:
             await monitor.checked.wait()
@@ -328,3 +327,4 @@ class Nodes:
         if not self._router.serves(model):
             problems = "; ".join(f"{model.node.name}: {model.problem}" for model in monitors)
             raise errors.Unavailable(f"{model} is unavailable: {problems}", _RETRY_AFTER_S)
+        return None

@@ -282,7 +282,13 @@ def _waits(fields: Mapping[str, Any], cache: CacheFinding | None) -> Iterator[Fi
         least_ms = max(_NOTED_MIN_MS, _NOTED_MIN_SHARE * (_ms(fields, "duration_ms") or 0.0))
         if cost_ms >= least_ms and not is_told:
             told = f"{cost_ms / 1000:.1f} s {row['text'].format(model=fields.get('model'))}"
+            told += _group_clause(fields) if cause is Cause.LOADING else ""
             yield Finding(cause, cost_ms, told, advice(cause))
+
+
+def _group_clause(fields: Mapping[str, Any]) -> str:
+    group = fields.get("load_group")
+    return _texts()["waits"][Cause.LOADING]["group"].format(group=group) if group else ""
 
 
 def _call_findings(fields: Mapping[str, Any]) -> Iterator[Finding]:
@@ -304,7 +310,9 @@ def _cache_findings(fields: Mapping[str, Any], cache: CacheFinding | None) -> It
     cost_ms = prefill_ms * min(1.0, cache.lost / computed)
     for cause in _waits_of(cache):
         cost_ms += _sum_ms(fields, cause)
-    yield Finding(cache.cause, round(cost_ms, 1), cache_sentence(cache), advice(cache.cause))
+    told = cache_sentence(cache)
+    told += _group_clause(fields) if Cause.LOADING in _waits_of(cache) else ""
+    yield Finding(cache.cause, round(cost_ms, 1), told, advice(cache.cause))
 
 
 def _short_answer_finding(fields: Mapping[str, Any]) -> Iterator[Finding]:

@@ -69,12 +69,15 @@ class Timeline:
         "_stalls",
         "began_at_s",
         "first_token_ms",
+        "load_group",
     )
 
     def __init__(self) -> None:
         self.began_at_s = self._since_s = time.monotonic()
         # Time from the beginning to the first token; None before it.
         self.first_token_ms: float | None = None
+        # The group of models by whose rule others had to be unloaded first, or None.
+        self.load_group: str | None = None
         self._phase: Phase = "other"
         self._charged: Phase = "other"  # the phase, or `stalled`
         self._spent_s: dict[Phase, float] = {}  # of the phases that have ended
@@ -314,6 +317,7 @@ class AccessRecord:
             "request": self.request_id,
             "model": self.model,
             "instance": self.instance,
+            "load_group": self.timeline.load_group,
             "first_token_ms": self.timeline.first_token_ms,
             "tool_calls": self.calls,
             "cache": self.cache.as_fields() if self.cache else None,
@@ -375,6 +379,8 @@ class AccessRecord:
                     **self._tokens(),
                 },
             )
+            if self.timeline.load_group:  # too rare to be a field of each request
+                fields["load_group"] = self.timeline.load_group
         else:
             return
         report(name, fields)

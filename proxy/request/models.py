@@ -236,10 +236,11 @@ class ModelLoader(Protocol):
     def names(self) -> ModelNames:
         """Return the names of all models; the same object until a model changes."""
 
-    async def ensure_ready(self, model: str, on_load: OnLoad = do_nothing_on_load) -> None:
+    async def ensure_ready(self, model: str, on_load: OnLoad = do_nothing_on_load) -> str | None:
         """Wait until an instance of the model is admitted; the caller sets the deadline.
 
-        `on_load` is called when its load begins, after any wait for memory.
+        `on_load` is called when its load begins, after any wait for memory. Returns the group by
+        whose rule other models had to be unloaded for it, or None.
 
         Raises ProxyError: no instance will be: Unavailable, UnknownModel or UpstreamFailed.
         """

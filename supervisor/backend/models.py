@@ -125,23 +125,26 @@ class LocalModels(Part):
             self._names = ModelNames(self.models(), settings.default_model, rules)
         return self._names
 
-    async def ensure_ready(self, model: str, on_load: OnLoad = do_nothing_on_load) -> None:
-        """Load a model and wait until it serves; the caller sets the deadline.
+    async def ensure_ready(self, model: str, on_load: OnLoad = do_nothing_on_load) -> str | None:
+        """Load a model and wait until it serves, as `ModelLoader` has it.
 
         Raises:
             ModelFailed: It is stopped, failed, or there is no memory for it.
             UnknownModel: It is no longer configured.
         """
-        found = self._find(model)
+        found, group = self._find(model), None
         with self._admission.request_load(found), self._events.listen() as changes:
             while (state := availability(found)[0]) in {"loading", "unloaded"}:
                 if state == "loading":
                     on_load()
+                elif (waits := self._admission.waiting().get(model)) and waits.rule:
+                    group = waits.rule.group
                 await changes.next()
                 found = self._find(model)
         state, reason = availability(found)
         if state != "loaded":
             raise failure(found, reason)
+        return group
 
     def _find(self, name: str) -> Model:
         found = self._fleet.models.get(name)  # a reload may have removed it

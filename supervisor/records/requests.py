@@ -28,7 +28,7 @@ REJECTED: Final = "request.rejected"
 _BY_TYPE: Final = {
     "TEXT": """
         client path model fallback_for instance kind priority code cancelled cache_cause cache_tier
-        cache rules tool_calls
+        cache rules tool_calls load_group
     """,
     "INTEGER": """
         slot streamed conversation diverted status attempts continued yields bytes_out

@@ -58,4 +58,5 @@ def test_a_group_loads_one_of_its_models_at_a_time_and_cuts_no_answer(
         assert stream.read().rstrip().endswith(b"data: [DONE]")
         assert asked.result(PATIENCE_S)["model"] == "b"
     assert corral.model_states() == {"a": "unloaded", "b": "loaded", "c": "loaded"}
+    until(lambda: "by the rule of groups.large, other models had" in corral.ok("explain"))
     assert corral.events("model.unloaded")[-1]["reason"] == f"b was requested: {RULE}"

@@ -122,3 +122,15 @@ def test_warnings_and_errors_are_coloured(
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert f"\x1b[{colour}m" in described(level)
+
+
+def test_a_field_without_a_value_may_be_left_out_only_where_the_list_says_so() -> None:
+    seen: list[Event] = []
+    stream, fields = EventStream(seen.append), dict.fromkeys(EVENTS["request.finished"][1])
+    stream.report("request.finished", fields)
+    fields = {name: value for name, value in fields.items() if name != "load_group"}
+    stream.report("request.finished", fields)
+    assert ["load_group" in event.fields for event in seen] == [True, False]
+    for wrong in ({**fields, "more": 1}, {"model": "chat"}):
+        with pytest.raises(ValueError, match="takes the fields"):
+            stream.report("request.finished", wrong)

@@ -26,7 +26,7 @@ def event_of(record: AccessRecord, rejected_by: ProxyError | None = None) -> Tol
 def test_events_have_the_fields_of_the_table() -> None:
     emitted: Told = {}
     record = AccessRecord("r", Timeline())
-    record.model = "chat"
+    record.model, record.timeline.load_group = "chat", "large"
     emitted.update(event_of(record, QueueFull("no place")))
     record.set_instance("chat.1")
     record.emit_upstream_failure(hear(emitted), UpstreamFailed("broke"))

@@ -96,6 +96,16 @@ def test_a_wait_for_held_slots_is_told_instead_of_a_wait_in_the_queue() -> None:
     assert "it waited 1.5 s for slots that were held for agents' next turns" in found.sentence
 
 
+def test_a_load_names_the_group_by_whose_rule_others_went() -> None:
+    rule = "by the rule of groups.large, other models had to be unloaded for it"
+    fields = {"model": "chat", "load_group": "large", "evict_ms": 900.0, "duration_ms": 1000.0}
+    (found,) = explain(fields).findings
+    assert found.sentence == f"0.9 s waited for chat to load; {rule}"
+    cache = {"cause": "model_unloaded", "tokens": 2654, "found": 0, "reusable": 2600}
+    (found,) = explain({**fields, "cache": cache}).findings
+    assert found.sentence.endswith(rule)
+
+
 def codes(error: type[ProxyError] = ProxyError) -> set[str]:
     return {error.code}.union(*map(codes, error.__subclasses__()))
 
