@@ -152,6 +152,7 @@ def played(with_drafts: Sequence[Answer], without: Sequence[Answer], clients: in
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workload", choices=WORKLOADS, action="append")
+    parser.add_argument("--clients", type=int, action="append", help="at the same time")
     parser.add_argument("--seconds", type=float, default=12.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--threads", default="2")
@@ -170,7 +171,7 @@ def main() -> int:
         found = [
             compare(urls, workload, clients, options.seconds / options.rounds, options.rounds)
             for workload in options.workload or WORKLOADS
-            for clients in CLIENTS
+            for clients in options.clients or CLIENTS
         ]
     result = Result(
         [figure for figure, _ in found],
