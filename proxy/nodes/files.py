@@ -118,9 +118,11 @@ class OwnFile:
 
     def remove_dead(self) -> None:
         """Remove the files of killed daemons of this machine."""
-        for path in self.path.parent.glob(f"{self._host}-*.json"):
-            if path.stat().st_mtime < _now_s() - _LIFETIME_S:
-                path.unlink()
+        others = set(self.path.parent.glob(f"{self._host}-*.json")) - {self.path}
+        for path in others:
+            with suppress(FileNotFoundError):  # its daemon, or another one, has removed it
+                if path.stat().st_mtime < _now_s() - _LIFETIME_S:
+                    path.unlink()
 
 
 async def announce(directory: Path, target: str, process: str, emit: Emit) -> None:

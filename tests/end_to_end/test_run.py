@@ -97,9 +97,10 @@ def test_a_chat_in_a_terminal(corral: CorralCli, slow_model: Path) -> None:
         terminal.press_until("\x1b[A\x1b[A", "hello")
         terminal.press("\r")
         until(corral.client.requests)
-        request = corral.client.requests()[0]
         until(lambda: corral.client.requests()[0].decoded_tokens > 1)
-        assert request.prompt_tokens is None or request.prompt_tokens > first["prompt_tokens"]
+        [request] = corral.client.requests()
+        assert request.prompt_tokens is not None
+        assert request.prompt_tokens > first["prompt_tokens"]
         terminal.press("typed ahead")
         terminal.press_until("\x03", "stopped", PROMPT)
         assert "typed ahead" not in terminal.text()
