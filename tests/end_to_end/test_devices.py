@@ -235,6 +235,7 @@ def test_an_idle_model_gives_way_to_a_program_and_returns_with_its_conversation(
     configure(a=f"[models.a.flags]\n{small}", b=f"[models.b.flags]\n{small}")
     file = corral.root / "config" / "corral.toml"
     text = file.read_text("utf-8").replace("persist_slots = false", "persist_slots = true")
+    text = text.replace("[models.b]", "[models.b]\npinned = true")
     rules = 'yield = "idle"\nreserve = "4 MiB"\ncheck_interval_s = 0.1\nreturn_after_s = 0.1'
     file.write_text(f"{text}\n[devices]\n{rules}\n", "utf-8")
     corral.ok("start", "a", "b")
@@ -246,7 +247,6 @@ def test_an_idle_model_gives_way_to_a_program_and_returns_with_its_conversation(
 
     device.set_free(TOTAL_MIB - 2 * each)
     new = cached_tokens(corral, "a")
-    ask(corral, "b")  # now a is the less valuable one
     look()
     assert corral.model_states() == {"a": "loaded", "b": "loaded"}
 
