@@ -237,7 +237,7 @@ class TlsSettings(SettingsTable):
     key: ExpandedPath
     """PEM file of its key without a passphrase, readable by this user alone"""
     client_ca: ExpandedPath | None = None
-    """PEM file of CA certificates; clients need a certificate of one of them; unset: of none"""
+    """PEM file of CA certificates, which sign those of clients; unset: clients need none"""
 
     @property
     def files(self) -> tuple[ExpandedPath, ...]:

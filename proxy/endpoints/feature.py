@@ -1,6 +1,6 @@
 """The base class of the proxy's features, and the parts that they share.
 
-A feature adds its endpoints, works in the background, reports metrics and closes its files.
+A feature adds its endpoints, works in the background, reports metrics and frees its resources.
 To add one, write its class and list it in `proxy/app.py`.
 """
 
@@ -49,7 +49,7 @@ class Feature:
         return ()
 
     def close(self) -> None:
-        """Close files; no request is in flight any more."""
+        """Free resources, such as files and connections; no request is in flight any more."""
 
 
 @dataclass(frozen=True, slots=True)

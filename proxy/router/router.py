@@ -411,7 +411,7 @@ class Router:
         await self._tasks.run()
 
     def charge(self, use: SlotUse) -> None:
-        """Report tokens that were computed for a client, in the lease of another one."""
+        """Report tokens that were computed for a client in a background lease."""
         self.signals.slots_freed(object(), use)
         self.signals.charged(use.client, use.tokens.total)
 

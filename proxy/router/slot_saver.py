@@ -188,7 +188,7 @@ class SlotSaver:
     ) -> SaveCase | None:
         """Return the expected cost and benefit of saving a slot; None: it cannot be saved.
 
-        `least_loss_p`: with which probability the content is lost at least.
+        `least_loss_p`: the content is lost with at least this probability.
         """
         upstream, conversation = instance.upstream, content.conversation
         turn_hashes = self._prefix_index.fingerprint(upstream.name, content).turn_hashes
@@ -201,11 +201,11 @@ class SlotSaver:
             return None
         measures, rates, now_s = self._measures[upstream.model], instance.rates, self._clock()
         saved_at_s = self._saved_at_s.get(upstream.name, -math.inf)
-        loss_p, slot_map = measures.loss_p, self._prefix_index.slot_maps.get(upstream.name)
-        loss_p = max(loss_p, least_loss_p)
+        loss_p = max(measures.loss_p, least_loss_p)
         return_p = measures.returns.return_p(conversation.number, now_s)
         if conversation.is_paused:  # its request waits to go on
             return_p = loss_p = 1.0
+            slot_map = self._prefix_index.slot_maps.get(upstream.name)
             if slot_map and slot_map.host_cache:
                 loss_p = slot_map.host_cache.absence_probability(content.tokens)
         return SaveCase(
@@ -235,8 +235,8 @@ class SlotSaver:
 
     async def fill(self, lease: Lease, slot: Slot) -> None:
         """Save the old content of a slot of known number, and fill it from the best file."""
-        if slot.previous and slot in self._saving:  # since before the request took it
-            await self._saving[slot].wait()
+        if slot.previous and (saving := self._saving.get(slot)):  # since before it was taken
+            await saving.wait()
         if slot.previous and self._pays(lease, slot):
             await self.save(lease.instance, slot, slot.previous)
         if saved := self._to_restore(lease, slot):
@@ -370,7 +370,10 @@ class SlotSaver:
         uses = work.slot_map.uses
         if not is_listed:
             await self._list(work)
-        if work.slot_map.uses != uses or slot in self._saving:
+        if work.slot_map.uses != uses:
+            return
+        if saving := self._saving.get(slot):
+            await saving.wait()
             return
         is_known = slot.is_confirmed and slot.conversation is not None
         if not (is_known and await self.save(work.instance, slot, slot.content)):

@@ -210,6 +210,19 @@ def test_a_request_waits_for_the_save_of_the_slot_that_it_takes() -> None:
     run(test)
 
 
+def test_who_needs_a_slot_that_is_being_saved_waits_for_that_save() -> None:
+    async def test(harness: Harness) -> None:
+        harness.answer(story("river"))
+        await asyncio.sleep(IDLE_S + SAVE_S / 2)
+        [(_, number)] = harness.disk.began
+        slot = next(slot for slot in harness.slot_map.idle if slot.id_slot == number)
+        await harness.writer.save_for_others(harness.instance, slot)
+        assert slot.content.is_saved
+        assert harness.disk.slots == [number]
+
+    run(test)
+
+
 def test_beside_streams_the_slot_that_is_taken_next_is_saved_once_in_150_tokens() -> None:
     async def test(harness: Harness) -> None:
         streams = [harness.begin("one"), harness.begin("two")]
