@@ -87,6 +87,13 @@ async def test_memory_that_others_hold_is_named(tmp_path: Path) -> None:
         await machine.memory.is_there(machine.replica)
 
 
+async def test_the_reserve_of_other_programs_stays_free(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, 8000)
+    machine.devices.reserved_bytes = {"Vulkan0": 7900 * 1024**2}
+    with pytest.raises(DeviceMemoryShort, match=r"chat does not fit now: it needs .* 100\.0 MiB"):
+        await machine.memory.is_there(machine.replica)
+
+
 async def test_after_an_unload_memory_is_awaited_but_not_for_ever(tmp_path: Path) -> None:
     machine = Machine(tmp_path, 100)
     machine.devices.note_exit(5.0)
