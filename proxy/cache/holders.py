@@ -345,7 +345,7 @@ class SlotFileIndex:
         self._without_conversation = 0  # of no conversation
         self._by_turn: dict[tuple[str, int], str] = {}
         self._by_beginning: dict[tuple[str, int], str] = {}  # of those that are used as a whole
-        self._prefill_tps: dict[str, float] = {}  # by cache key, as the next
+        self.prefill_rates: dict[str, float] = {}  # tokens/s by cache key, as the next
         self._byte_s: dict[str, float] = {}  # of the latest restore
         self._read_byte_s = _BYTE_S  # for those without a restore
         self._removed: OrderedDict[tuple[str, int], None] = OrderedDict()
@@ -398,7 +398,7 @@ class SlotFileIndex:
         self._byte_s[cache_key] = byte_s
 
     def set_prefill_rate(self, cache_key: str, tps: float) -> None:
-        self._prefill_tps[cache_key] = tps
+        self.prefill_rates[cache_key] = tps
 
     def set_read_time(self, byte_s: float) -> None:
         """Set how long it takes to read a byte of any file; earlier restores count no more."""
@@ -468,7 +468,7 @@ class SlotFileIndex:
     def cost_tokens(self, cache_key: str, size_bytes: int, transfer_s: float = 0.0) -> int:
         """Return the tokens that could be computed in the time of getting and reading a file."""
         read_s = self._byte_s.get(cache_key, self._read_byte_s) * size_bytes
-        return round((transfer_s + read_s) * self._prefill_tps.get(cache_key, _PREFILL_TPS))
+        return round((transfer_s + read_s) * self.prefill_rates.get(cache_key, _PREFILL_TPS))
 
     def _smallest(self, cache_key: str, holders: int) -> SlotFile | None:
         of_none = _bits(holders & self._without_conversation, _COMPARED_MAX)

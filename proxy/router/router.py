@@ -34,7 +34,7 @@ from proxy.cache.fingerprint import ConversationFingerprint, RestoredSlot, SlotF
 from proxy.cache.index import PrefixIndex
 from proxy.cache.miss_cause import client_hash
 from proxy.cache.prompt import Prompt, called_tools, read_prompt, with_answer
-from proxy.cache.save_policy import CountedStorage, SlotFileStorage
+from proxy.cache.save_policy import CountedStorage, SlotFileStorage, pays_to_restore
 from proxy.cache.slot_map import Slot
 from proxy.errors import (
     CrashesEngine,
@@ -343,6 +343,21 @@ class Router:
     def note_read_time(self, byte_s: float) -> None:
         """Note how long it takes to read a byte of a slot file, as measured without an engine."""
         self.cache.files.set_read_time(byte_s)
+
+    @property
+    def prefill_rates(self) -> Mapping[str, float]:
+        """Prompt tokens per second, by the cache key of engines."""
+        return self.cache.files.prefill_rates
+
+    def set_prefill_rates(self, rates: Mapping[str, float]) -> None:
+        """Set rates that were measured before the first prompt of this process."""
+        for cache_key, tps in rates.items():
+            self.cache.files.set_prefill_rate(cache_key, tps)
+
+    def pays_to_read(self, file: SlotFile) -> bool:
+        """Return whether an empty slot is filled sooner from a file than by computing it."""
+        cost = self.cache.files.cost_tokens(file.cache_key, file.size_bytes)
+        return pays_to_restore(file.tokens, cost)
 
     def remove_slot_files(self, names: Iterable[str]) -> None:
         self.cache.files.remove(names)

@@ -81,6 +81,10 @@ class InvalidSlotFile(Exception):
     """The file must not be given to an engine; the message says why."""
 
 
+class ReadGivenUp(OSError):
+    """A shared directory was much slower than before."""
+
+
 class SlotFileMissing(InvalidSlotFile):
     """The file and its manifest were deleted."""
 

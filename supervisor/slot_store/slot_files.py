@@ -5,7 +5,8 @@ another. The queue of these is bounded: while it is full, no engine is asked to 
 
 A shared directory is looked at every second for files of other daemons, in threads of its own: a
 network file system may not answer for minutes. Then nothing is saved, and a restore that takes four
-times as long as the measured speed suggests is given up.
+times as long as the measured speed suggests is given up. The speeds at which prompts were computed
+are kept for the next start, when conversations are restored before the first prompt.
 """
 
 from __future__ import annotations
@@ -130,6 +131,10 @@ class SlotFiles(Part):
             self._measured_at_s = time.monotonic()
             self._listener.note_read_time(self._byte_s)
 
+    def pays_to_read(self, file: SlotFile) -> bool:
+        """Return whether to begin with a file; of a shared directory, if it is read quickly."""
+        return not self._persistence().store.shared or self._listener.pays_to_read(file)
+
     @property
     def timeout_s(self) -> float:
         """The time for an engine to write or read one slot."""
@@ -138,6 +143,7 @@ class SlotFiles(Part):
     async def serve(self) -> None:
         """Read the files on disk, and run the started work, until cancelled."""
         self._read_from = None
+        self._listener.set_prefill_rates(self._persistence().store.read_rates())
         try:
             async with asyncio.TaskGroup() as self._group:
                 while True:
@@ -154,6 +160,7 @@ class SlotFiles(Part):
                         await self.look()
         finally:
             self._group = None
+            self._persistence().store.keep_rates(self._listener.prefill_rates)
 
     async def _tidy(self) -> None:
         """Delete files that are too old or have no manifest, and measure a shared directory."""
@@ -162,6 +169,7 @@ class SlotFiles(Part):
         await self.reconcile()
         try:
             if store.shared:
+                await self.run(store.keep_rates, self._listener.prefill_rates)
                 await self.run(store.delete_partial)
                 await self._measure(store)
             async with self._lock:

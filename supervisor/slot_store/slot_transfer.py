@@ -41,7 +41,12 @@ from supervisor.slot_store import policy
 from supervisor.slot_store.file_index import CataloguedFile, is_prefix
 from supervisor.slot_store.manifest import CacheKey, Manifest
 from supervisor.slot_store.save_limits import SpooledFile
-from supervisor.slot_store.slot_file import InvalidSlotFile, SlotFileMissing, SlotKeyMissing
+from supervisor.slot_store.slot_file import (
+    InvalidSlotFile,
+    ReadGivenUp,
+    SlotFileMissing,
+    SlotKeyMissing,
+)
 from supervisor.slot_store.slot_files import SlotTask
 from supervisor.slot_store.store import RestoreOutcome, SlotStore
 
@@ -235,8 +240,13 @@ async def _fill(
     if not await uses_restored(task, client, _to_restore(task, found), empty[0]):
         return {}
     for entry in _to_restore(task, found):  # some may be invalid
+        if not task.files.pays_to_read(entry.file):  # by the speed of the last read
+            continue
         try:
             is_filled = await restore_file(task, client, entry, empty[0])
+        except ReadGivenUp as error:
+            task.emit_restore_failed(error)
+            break
         except OSError as error:  # a full spool, which may have room for the next file
             task.emit_restore_failed(error)
             continue
@@ -274,7 +284,12 @@ async def _empty_spool(task: SlotTask, spool: Path) -> None:
 def _to_restore(task: SlotTask, found: Sequence[SlotState]) -> list[CataloguedFile]:
     files, store = task.files.catalogue.files(), task.store
     return policy.to_restore(
-        [entry for entry in files if is_prefix(entry.file) or store.is_ours(entry.manifest)],
+        [
+            entry
+            for entry in files
+            if (is_prefix(entry.file) or store.is_ours(entry.manifest))
+            and task.files.pays_to_read(entry.file)
+        ],
         task.key_digest,
         replica=task.replica,
         most=len(found),
@@ -347,7 +362,7 @@ async def _check_out_in_time(task: SlotTask, manifest: Manifest, spool: Path) ->
         read_s = time.monotonic() - began_at_s
         files.note_read(manifest.size_bytes, read_s)
         reason = f"reading a file in {task.store.root} was given up after {read_s:.1f} s"
-        raise OSError(reason) from error
+        raise ReadGivenUp(reason) from error
     files.note_read(manifest.size_bytes, time.monotonic() - began_at_s)
     return link
 

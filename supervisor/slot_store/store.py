@@ -5,6 +5,7 @@
                                              if files are encrypted
     slots/quarantine/                        invalid files, for some days
     slots/outcomes.json                      whether engines used their first restored slot
+    slots/prefill_rates.json                 how fast engines computed prompts, if files are shared
 
 Several daemons may share the saved slots and the quarantine, by `slots_directory`; see
 `shared_directory`. Then a file that is gone or cannot be read says nothing about its content.
@@ -31,7 +32,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -66,6 +67,7 @@ from supervisor.system.paths import file_name, is_ours, make_private, name_of_fi
 
 _ENTRIES_MAX: Final = 64
 _NAME: Final = "outcomes"
+_RATES: Final = "prefill_rates"
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +296,15 @@ class SlotStore:
             read_bytes = len(file.read(_SAMPLE_BYTES))
             return (read_bytes, time.monotonic() - began_at_s) if read_bytes else None
         return None
+
+    def read_rates(self) -> dict[str, float]:
+        """Return the prompt tokens per second of the last run, by cache key."""
+        found = files.get(self._own, _RATES) or {}
+        return {key: rate for key, rate in found.items() if isinstance(rate, float) and rate > 0}
+
+    def keep_rates(self, rates: Mapping[str, float]) -> None:
+        if self.shared and rates:
+            files.put(self._own, _RATES, dict(list(rates.items())[-_ENTRIES_MAX:]))
 
     def read_new(
         self, known: Collection[str]

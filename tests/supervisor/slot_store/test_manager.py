@@ -21,6 +21,7 @@ from supervisor.engine import client as client_module
 from supervisor.engine.client import EngineClient, EngineUnreachable, ErrorResponse, SlotFileInfo
 from supervisor.errors import SaveFailed
 from supervisor.fleet import cache_commands
+from supervisor.slot_store.file_index import CataloguedFile
 from supervisor.slot_store.manager import SlotManager
 from supervisor.slot_store.manifest import Manifest, dump
 from supervisor.slot_store.slot_file import SlotFileHeader
@@ -637,3 +638,56 @@ async def test_a_shared_directory_that_hangs_delays_no_further_restore(
     assert len(harness.emitted("slots.restore_failed")) == 1
     assert not harness.emitted("slots.quarantined")
     assert harness.store.list_saved() == [saved]
+
+
+async def test_a_start_reads_no_file_that_is_computed_sooner(
+    tiny_model: Path, runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = {"slots_directory": tmp_path / "shared"}
+    first = FleetHarness(runtime, tiny_model, supervisor=shared)
+    async with first.up():
+        await first.converse()
+        (entry,) = await saved_entries(first)
+        first.traffic.set_prefill_rates({entry.file.cache_key: 5e5})
+
+    monkeypatch.setattr(SlotFiles, "note_read", lambda *_: None)
+    second = FleetHarness(runtime, tiny_model, supervisor=shared)
+    second.traffic.note_read_time(1e-6)  # slow, but not by the speed that is assumed at first
+    async with second.up():
+        assert second.traffic.prefill_rates == {entry.file.cache_key: 5e5}
+    assert not second.emitted("slots.restored")
+
+    third = FleetHarness(runtime, tiny_model, supervisor=shared)
+    async with third.up():
+        pass
+    assert third.emitted("slots.restored")
+
+
+async def saved_entries(harness: FleetHarness) -> list[CataloguedFile]:
+    await harness.save()
+    return harness.fleet.slot_files.catalogue.files()
+
+
+async def test_a_start_waits_once_for_a_shared_directory_that_hangs(
+    tiny_model: Path, runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = {"slots_directory": tmp_path / "shared"}
+    harness = FleetHarness(runtime, tiny_model, supervisor=shared)
+    async with harness.up():
+        for begin in ("hello ", "good evening "):
+            await harness.converse(begin)
+    async with harness.up():
+        pass
+    assert harness.emitted("slots.restored")  # so its engine is known to use them
+    harness.events.clear()
+    may_end, check_out = threading.Event(), SlotStore.check_out
+
+    def hang(*given: Any) -> Path:
+        may_end.wait()
+        return check_out(*given)
+
+    monkeypatch.setattr(SlotStore, "check_out", hang)
+    monkeypatch.setattr(SlotFiles, "read_limit_s", lambda *_: 0.05)
+    async with harness.up():
+        assert len(harness.emitted("slots.restore_failed")) == 1
+        may_end.set()
