@@ -7,6 +7,7 @@ import random
 import signal
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -222,3 +223,38 @@ def test_daemons_that_share_a_directory_continue_conversations_of_each_other(
     assert third["cache_n"] >= second["cache_n"] + second["prompt_n"]
     (saved,) = corral.data("slots", "save")  # the file of the latest turn replaces the others
     assert saved["tokens"] > third["cache_n"]
+
+
+@pytest.fixture
+def four(corral: CorralCli, fork_server: ForkServer) -> Iterator[list[CorralCli]]:
+    """Four daemons; the directories of the others are in that of the first."""
+    others = [CorralCli(corral.root / name, fork_server) for name in ("2", "3", "4")]
+    for other in others:
+        other.root.mkdir()
+    yield [corral, *others]
+    for other in others:
+        other.end()
+
+
+def test_four_daemons_write_and_read_one_directory_at_once(
+    four: list[CorralCli], tiny_model: Path, tmp_path: Path
+) -> None:
+    for daemon in four:
+        configure(daemon, tiny_model, f'[supervisor]\nslots_directory = "{tmp_path / "shared"}"')
+        daemon.serve()
+    assert [len(daemon.engines()) for daemon in four] == [1] * 4
+    with ThreadPoolExecutor(len(four)) as pool:
+        talks = [story(200 + number) for number in range(len(four))]
+        for moved in range(3):
+            daemons = [*four[moved:], *four[:moved]]
+            turns = [*pool.map(turn, daemons, talks)]
+            if moved:
+                assert all(timings["cache_n"] > 4 * timings["prompt_n"] for _, timings in turns)
+            talks = [messages for messages, _ in turns]
+            assert all(pool.map(lambda daemon: daemon.ok("slots", "save"), daemons))
+    four[3].kill()
+    _, timings = turn(four[0], talks[1])
+    assert timings["cache_n"] > 4 * timings["prompt_n"]
+    files = [*(tmp_path / "shared" / "kept" / "chat").iterdir()]
+    names = {f"{file.stem}{ending}" for file in files for ending in (".json", ".slot")}
+    assert {file.name for file in files} == names

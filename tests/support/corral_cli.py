@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,7 @@ from support.fork_server import Fork, ForkServer
 from supervisor.builds.discover import CPU_LIBRARY_ENV
 from supervisor.daemon.control_client import Client
 from supervisor.daemon.control_messages import DaemonStatus, InstanceStatus
+from supervisor.engine.launch import PROCESS_TAG_ENV
 from supervisor.errors import CorralError
 from supervisor.system.daemon_lock import DaemonInfo, read_owner
 
@@ -194,11 +195,14 @@ class CorralCli:
         for process in psutil.process_iter():
             with suppress(psutil.Error):
                 argv = process.cmdline()
-                if self._is_engine(argv) and process.status() != psutil.STATUS_ZOMBIE:
+                if "llama-server" in "".join(argv[:1]) and self._has_started(process):
                     yield process, argv
 
-    def _is_engine(self, argv: Sequence[str]) -> bool:
-        return any(str(self.root) in word for word in argv) and "llama-server" in argv[0]
+    def _has_started(self, process: psutil.Process) -> bool:
+        """Return whether this daemon has, and not one whose directory is nested in its own."""
+        runtime = process.environ().get(PROCESS_TAG_ENV, "").partition("\n")[0]
+        is_zombie = process.status() == psutil.STATUS_ZOMBIE
+        return runtime == self.env["CORRAL_RUNTIME_DIR"] and not is_zombie
 
     @property
     def daemon_pid(self) -> int:
