@@ -205,12 +205,12 @@ class DeviceYield(Part):
         await self._devices.refresh()
         cards = self._devices.latest
         used_bytes = [card.memory_used_bytes for card in cards]
-        is_known = None not in used_bytes and not any(self._memory_usage.returning.values())
-        if used_bytes and is_known and used_bytes == self._listed_bytes:
-            return
         free_bytes = [
             card.memory_free_bytes for card in cards if card.memory_free_bytes is not None
         ]
+        is_known = len(free_bytes) == len(cards) and not any(self._memory_usage.returning.values())
+        if used_bytes and is_known and used_bytes == self._listed_bytes:
+            return
         is_full = any(size < self._settings.reserve for size in free_bytes)
         if await self._memory_usage.refresh_devices(models, is_full=is_full):
             self._listed_bytes = used_bytes

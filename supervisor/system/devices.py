@@ -2,7 +2,8 @@
 
 NVIDIA's cards are read by NVML, those of AMD and Intel in sysfs, those of Macs in the I/O registry.
 A figure that a driver does not give is None, never 0. Intel's drivers give counters of energy and
-idle time in place of power and load, so they are read twice; the memory of their cards is unknown.
+idle time in place of power and load, so they are read twice, and of a card's memory only what each
+program holds.
 
 A card that the system has suspended stays so: to read it would wake it. NVML is opened for
 each reading, because a process that keeps it open keeps the card awake.
@@ -27,6 +28,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from supervisor.system.drm_clients import memory_by_card
 from supervisor.system.limits import kernel_text
 
 # Why a card computes more slowly than it could.
@@ -45,6 +47,7 @@ class DeviceReading:
     load: float | None = None  # share of the time in which it computed, 0 to 1
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
+    memory_free_bytes: int | None = None  # without what the driver keeps for itself
     temperature_c: float | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
@@ -52,12 +55,6 @@ class DeviceReading:
     energy_j: float | None = None  # a counter, from an arbitrary start
     idle_s: float | None = None  # a counter of the time in which it was powered down
     problem: str | None = None  # why it has no figures
-
-    @property
-    def memory_free_bytes(self) -> int | None:
-        if self.memory_used_bytes is None or self.memory_total_bytes is None:
-            return None
-        return self.memory_total_bytes - self.memory_used_bytes
 
     def figures(self) -> dict[str, object]:
         """Return the known facts, without the counters."""
@@ -80,7 +77,19 @@ def read_devices(
         began_s = clock()
         wait(_BETWEEN_S)
         cards = _with_rates(cards, [*_read_drm(root)], clock() - began_s)
+    if any(map(_lacks_memory, cards)):
+        held_bytes = memory_by_card(root)
+        cards = [
+            replace(card, memory_used_bytes=held_bytes.get(card.id))
+            if _lacks_memory(card)
+            else card
+            for card in cards
+        ]
     return [*_read_nvml(root), *cards, *_read_io_registry()]
+
+
+def _lacks_memory(card: DeviceReading) -> bool:
+    return card.memory_used_bytes is None and card.problem is None
 
 
 def _with_rates(
@@ -169,6 +178,7 @@ def _nvml_device(nvml: Any, index: int) -> DeviceReading:
         load=figure(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100),
         memory_used_bytes=memory.used if memory else None,
         memory_total_bytes=memory.total if memory else None,
+        memory_free_bytes=memory.free if memory else None,
         temperature_c=figure(lambda: float(nvml.nvmlDeviceGetTemperature(handle, sensor))),
         power_w=figure(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3),
         power_limit_w=figure(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3),
@@ -213,11 +223,13 @@ def _drm_device(card: Path, facts: Mapping[str, str], maker: str) -> DeviceReadi
     # A graphics engine has sensors beside those of the card.
     hwmons = [path for path in device.glob("hwmon/*") if kernel_text(path / "name") == driver]
     hwmon = hwmons[0] if hwmons else device / "hwmon"
+    used, total = (_whole(device / f"mem_info_vram_{name}") for name in ("used", "total"))
     return replace(
         found,
         load=_number(1e-2, device / "gpu_busy_percent"),
-        memory_used_bytes=_whole(device / "mem_info_vram_used"),
-        memory_total_bytes=_whole(device / "mem_info_vram_total"),
+        memory_used_bytes=used,
+        memory_total_bytes=total,
+        memory_free_bytes=None if used is None or total is None else total - used,
         # xe has the package as its second sensor, and no first one.
         temperature_c=_number(1e-3, hwmon / "temp1_input", hwmon / "temp2_input"),
         power_w=_number(1e-6, hwmon / "power1_average", hwmon / "power1_input"),
@@ -327,6 +339,7 @@ def _mac_device(index: int, entry: Mapping[str, Any]) -> DeviceReading:
         load=None if load is None else load / 100,
         memory_used_bytes=None if memory is None else int(memory),
         memory_total_bytes=None if used is None or free is None else int(used + free),
+        memory_free_bytes=None if free is None else int(free),
         temperature_c=number("Temperature(C)"),
         power_w=number("Total Power(W)"),
     )

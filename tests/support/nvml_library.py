@@ -80,9 +80,11 @@ class Library:
 
     def _MemoryInfo(self, _handle: Any, memory: Any) -> None:  # noqa: N802
         memory._obj.total, memory._obj.used = 81_559 * MIB, 20_500 * MIB
+        memory._obj.free = 61_059 * MIB
 
     def _MemoryInfo_v2(self, _handle: Any, memory: Any) -> None:  # noqa: N802
         memory._obj.total, memory._obj.used = 81_559 * MIB, 20_000 * MIB
+        memory._obj.reserved, memory._obj.free = 500 * MIB, 61_059 * MIB
 
     def _Temperature(self, _handle: Any, _sensor: Any, degrees: Any) -> None:  # noqa: N802
         degrees._obj.value = 61

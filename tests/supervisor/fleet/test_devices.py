@@ -14,6 +14,7 @@ CARD = DeviceReading(
     load=0.43,
     memory_used_bytes=3 * 1024**3,
     memory_total_bytes=8 * 1024**3,
+    memory_free_bytes=5 * 1024**3,
     power_w=95.5,
     throttled=("power",),
 )

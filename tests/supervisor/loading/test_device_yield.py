@@ -221,8 +221,10 @@ async def test_a_return_unloads_no_other_model(tmp_path: Path) -> None:
 async def test_cards_tell_when_to_list_devices(tmp_path: Path, used: int, *, is_full: bool) -> None:
     house = House(tmp_path, **{"yield": "idle"})
     house.admission.gave_way["gpu1"] = None
-    card = DeviceReading("1", "A", memory_used_bytes=used * GIB, memory_total_bytes=4 * GIB)
-    house.cards = [card, DeviceReading("2", "B", problem="it is suspended")]
+    free = (4 - used) * GIB
+    card = DeviceReading("1", "A", memory_used_bytes=used * GIB, memory_free_bytes=free)
+    # Of what other users' programs hold, Intel's drivers tell nothing.
+    house.cards = [card, DeviceReading("2", "B", memory_used_bytes=0)]
     await house.look(10)
     await house.look(10)
     # The memory of one card is unknown, so each look lists the devices.

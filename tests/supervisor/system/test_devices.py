@@ -32,6 +32,7 @@ H100 = DeviceReading(
     load=0.43,
     memory_used_bytes=20_000 * MIB,
     memory_total_bytes=81_559 * MIB,
+    memory_free_bytes=61_059 * MIB,  # 500 MiB are the driver's own
     temperature_c=61,
     power_w=312.4,
     power_limit_w=700,
@@ -115,6 +116,7 @@ RADEON = DeviceReading(
     load=0.87,
     memory_used_bytes=18_253_611_008,
     memory_total_bytes=25_753_026_560,
+    memory_free_bytes=7_499_415_552,
     temperature_c=68,
     power_w=301,
     power_limit_w=339,
@@ -197,6 +199,18 @@ def test_another_card_of_intel(tmp_path: Path) -> None:
     )
 
 
+def test_the_memory_that_programs_hold_of_a_card_of_intel(tmp_path: Path) -> None:
+    write(tmp_path, "xe")
+    descriptors = tmp_path / "proc/10"
+    (descriptors / "fd").mkdir(parents=True)
+    (descriptors / "fd/5").symlink_to("/dev/dri/renderD128")
+    (descriptors / "fdinfo").mkdir()
+    facts = "drm-client-id: 3\ndrm-pdev: 0000:04:00.0\ndrm-resident-vram0: 3 MiB\n"
+    (descriptors / "fdinfo/5").write_text(facts, "utf-8")
+    (found,) = read_devices(tmp_path, lambda _: None)
+    assert (found.memory_used_bytes, found.memory_free_bytes) == (3 * MIB, None)
+
+
 def test_macs() -> None:
     apple = {
         "IOClass": "AGXAcceleratorG14X",
@@ -226,6 +240,7 @@ def test_macs() -> None:
             load=0.05,
             memory_used_bytes=1024**3,
             memory_total_bytes=32 * 1024**3,
+            memory_free_bytes=31 * 1024**3,
             temperature_c=47,
             power_w=33,
         ),
