@@ -16,11 +16,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import orjson
 
 from supervisor.bench import tune_search
+from supervisor.bench.figures import TOO_FEW
 from supervisor.bench.own_engine import private_client
 from supervisor.bench.tune_measure import TEXTS, Measurements, Sizes, VariantPlans
 from supervisor.bench.tune_space import BASE, GoalName, Situation, Variant, candidates
@@ -176,7 +177,7 @@ class QualityChecks:
             async with asyncio.timeout(limit_s):
                 return await self._reason_against(variant)
         except TimeoutError:
-            return "there was no time to check its quality"
+            return tune_search.NO_TIME
         except (EngineFailed, EngineUnreachable, StartFailed, WorkloadFailed) as error:
             return f"its quality could not be checked: {error}"
 
@@ -217,15 +218,20 @@ class TuneJob:
         seed: int = 0,
         *,
         first: tuple[Variant, ...] = (),
+        only: Variant | None = None,
     ) -> None:
-        """Plan the profile and its variants, `first` before all others; raises CorralError."""
+        """Plan the profile and its variants, `first` before all others; raises CorralError.
+
+        With `only`, the job checks this variant instead of searching.
+        """
         ends_at_s = time.monotonic() + minutes * 60
         self.minutes = minutes
         self.seed = seed
         self.goal = tune_search.GOALS[goal]
         self.plans = VariantPlans(settings, directories, model)
         _check_generates(self.plans)
-        wanted = (*first, *candidates(goal, _situation(self.plans)))
+        self._only = only
+        wanted = (only,) if only else (*first, *candidates(goal, _situation(self.plans)))
         usable = self.plans.usable(wanted)
         self.refused: Mapping[Variant, str] = {
             variant: reason for variant, reason in usable.items() if reason
@@ -252,22 +258,39 @@ class TuneJob:
         return self._measurements.sizes
 
     async def run(self, progress: tune_search.Progress) -> tune_search.Outcome:
-        """Search; raises StartFailed if nothing could be measured."""
+        """Search, or check; raises StartFailed if nothing could be measured."""
         more = f"--minutes {math.ceil(self.minutes * 4)}"
         try:
-            outcome = await self.search.run(progress)
+            outcome = await (
+                self.search.check(self._only, progress) if self._only else self.search.run(progress)
+            )
         except tune_search.BaseFailed as error:
             raise StartFailed(
                 f"{self.plans.model} could not be measured with its profile: {error}",
                 hint=f"give it more time ({more}), or see whether it starts: "
                 f"corral start {self.plans.model}",
             ) from error
-        if self.trials.is_empty:
+        if self.trials.is_empty and not self._only:
             raise StartFailed(
                 f"no variant of {self.plans.model} could be measured in {self.minutes:g} minutes",
                 hint=f"give it more time ({more}), and end other programs",
             )
         return outcome
+
+
+Judgement = Literal["better", "as good", "worse", "uncertain"]
+
+
+def judge(outcome: tune_search.Outcome, failure: str | None) -> Judgement:
+    """Return what a check says of a variant; `failure` is why the variant was given up."""
+    found = outcome.comparison
+    if outcome.winner:
+        return "better"
+    if failure == tune_search.NO_TIME:
+        return "uncertain"
+    if failure or (found and found.is_different):
+        return "worse"
+    return "uncertain" if found is None or found.verdict == TOO_FEW else "as good"
 
 
 def _check_generates(plans: VariantPlans) -> None:

@@ -174,6 +174,7 @@ class BaseFailed(Exception):
     """The base could not be measured; the text is a clause."""
 
 
+NO_TIME: Final = "there was no time to check its quality"
 # Checks a variant's quality within a number of seconds; returns a clause against it, or None.
 Check = Callable[[Variant, float], Awaitable[str | None]]
 
@@ -243,7 +244,19 @@ class Search:
             if any(self.trials.ratio(variant) > _PROMISING for variant in alive):
                 break
 
-        finalists = await self._accept_finalists(await self._combine(alive))
+        return await self._final(await self._combine(alive))
+
+    async def check(self, variant: Variant, progress: Progress) -> Outcome:
+        """Compare one variant with the base until the result is certain or the time is over.
+
+        Raises BaseFailed.
+        """
+        self._progress, self._untried = progress, ()
+        await self.measure_base(self.time_at(_BASE_UNTIL))
+        return await self._final([variant])
+
+    async def _final(self, alive: Sequence[Variant]) -> Outcome:
+        finalists = await self._accept_finalists(alive)
         self._stage = "final"
         first = self.number + 1
         for _ in range(_FINAL_ROUNDS if finalists else 0):
@@ -295,7 +308,7 @@ class Search:
     async def _reason_against(self, variant: Variant) -> str | None:
         left_s = self.time_at(_CHECK_UNTIL) - self._clock()
         if left_s <= 0:
-            return "there was no time to check its quality"
+            return NO_TIME
         self._show()
         return await self._check(variant, left_s)
 

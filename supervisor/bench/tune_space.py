@@ -292,14 +292,25 @@ _BACKUPS_MAX: Final = 10
 _NUMBER: Final = re.compile(r"\d{1,6}")
 
 
-def write(model: str, directory: Path, text: str) -> tuple[Path, Path | None]:
+def write(
+    model: str, directory: Path, text: str, *, backs_up: bool = True
+) -> tuple[Path, Path | None]:
     """Write a profile and return its path and its backup's, or change nothing: AccessDenied."""
     path = path_of(model, directory)
     with access_denied(f"cannot write {path}"):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        backup = _back_up(path)
+        backup = _back_up(path) if backs_up else None
         write_atomic(path, text)
     return path, backup
+
+
+def withdraw(model: str, directory: Path) -> Path | None:
+    """Remove a profile; return its backup's path, None if it is gone, or raise AccessDenied."""
+    path = path_of(model, directory)
+    with access_denied(f"cannot remove {path}"):
+        backup = _back_up(path)
+        path.unlink(missing_ok=True)
+    return backup
 
 
 def undo(model: str, directory: Path) -> tuple[Path, Path | None]:

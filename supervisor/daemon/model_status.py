@@ -121,7 +121,7 @@ def instance_status(
         log=str(facts.log_path) if facts.log_path else None,
         error=instance_error(facts),
         warnings=[
-            *((*plan.lost_workers, *plan.missing_draft) if plan and facts.pid else ()),
+            *((*plan.lost_workers, *plan.missing_draft, *plan.tuned) if plan and facts.pid else ()),
             *(f"{warning.sentence}: {warning.hint}" for warning in facts.warnings),
         ],
         draft=messages.DraftStatus(

@@ -348,11 +348,11 @@ class LaunchPlanner:
         if has_draft and self.launches.slot_persistence.reason(plan):
             plan = make(saves_slots=False)
         check_files(entry.name, entry.flags, self.entry(entry.name).flags)
-        tuned, lost = self._tuned_warnings(entry, plan), self.workers.loss_notes(entry.name)
+        tuned, lost = (*self._tuned_warnings(entry, plan),), self.workers.loss_notes(entry.name)
         assumed = self.workers.assumption_notes(entry.name)
         warnings = (*plan.warnings, *skipped, *tuned, *lost, *assumed)
         draft_key = draft_key if SPEC_TYPE in plan.derived - plan.from_user else None
-        return replace(plan, warnings=warnings, lost_workers=lost, draft_key=draft_key)
+        return replace(plan, warnings=warnings, lost_workers=lost, tuned=tuned, draft_key=draft_key)
 
     def _draft_key(
         self, entry: ModelEntry, flags: Flags, engine: Engine, found: Gguf, draft: Draft

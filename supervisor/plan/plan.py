@@ -117,6 +117,7 @@ class Plan:
     untried_threads: int | None = None  # the thread count that its first run measures
     workers: tuple[RpcWorker, ...] = ()  # workers that compute its layers, in the order of --rpc
     lost_workers: tuple[str, ...] = ()  # sentences on workers that it runs without
+    tuned: tuple[str, ...] = ()  # why its tuned profile is unused, or was measured elsewhere
     from_user: frozenset[str] = frozenset()  # the options that the model's own table decides
     # Settings reduced after its engine ran out of memory.
     reduced: SettingsByFlag = field(default_factory=dict)

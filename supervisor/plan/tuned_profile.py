@@ -114,9 +114,9 @@ def reason_unused(tuned: Tuned, profile: str, machine: str) -> str | None:
 
 def warnings(tuned: Tuned, profile: str, now: Evidence) -> Iterator[str]:
     """Yield sentences for the user, with the fix after a semicolon."""
-    fix = f"; corral tune {tuned.model} measures again"
+    command = f"corral tune {tuned.model}"
     if reason := reason_unused(tuned, profile, now.machine):
-        yield f"{tuned.path.name} is not used: {reason}{fix}"
+        yield f"{tuned.path.name} is not used: {reason}; {command} measures again"
         return
     for what in ("engine", "devices", "model"):
         before, after = getattr(tuned.evidence, what), getattr(now, what)
@@ -124,7 +124,8 @@ def warnings(tuned: Tuned, profile: str, now: Evidence) -> Iterator[str]:
             shown = "" if what == "model" else f" from {before} to {after}"
             noun = "the model file" if what == "model" else f"the {what}"
             verb = "have" if what == "devices" else "has"
-            yield f"{noun} {verb} changed{shown} since {tuned.path.name} was measured{fix}"
+            changed = f"{noun} {verb} changed{shown} since {tuned.path.name} was measured"
+            yield f"{changed}; {command} --check measures whether it still helps"
 
 
 def _check(path: Path, table: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""A tuning that is ended at any moment leaves no engine, no file, and the daemon alone."""
+"""A tuning that is ended at any moment leaves nothing; an outdated one is named."""
 
 from __future__ import annotations
 
@@ -18,6 +18,19 @@ def test_nothing_is_left_of_an_ended_search(corral: CorralCli, tiny_model: Path)
     end_search(corral, signal.SIGKILL, -signal.SIGKILL)
     assert corral.instances()["tiny.0"].pid == before
     assert not (corral.root / "config" / "profiles.d").exists()
+
+
+def test_a_profile_that_was_measured_on_another_engine_is_named_at_the_start(
+    corral: CorralCli, tiny_model: Path
+) -> None:
+    tuned = corral.root / "config" / "profiles.d" / "tiny.toml"
+    tuned.parent.mkdir(parents=True)
+    tuned.write_text('[flags]\npoll = 0\n[tuned]\nengine = "b1"\n', "utf-8")
+    corral.configure(f'[models.tiny]\npath = "{tiny_model}"\n')
+    started = corral("start", "tiny")
+    for text in (started.stdout + started.stderr, corral.ok("status")):
+        assert "the engine has changed from b1 to " in text
+        assert "corral tune tiny --check measures whether it still helps" in text
 
 
 def end_search(corral: CorralCli, number: signal.Signals, code: int) -> str:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from supervisor.bench.tune import Quality, QualityChecks
+from supervisor.bench.figures import RATE, compare
+from supervisor.bench.tune import Quality, QualityChecks, judge
 from supervisor.bench.tune_measure import Measurements, Sizes
-from supervisor.bench.tune_search import Figures
+from supervisor.bench.tune_search import NO_TIME, Figures, Outcome
 from supervisor.bench.tune_space import Variant
-from supervisor.cli.bench import tune, undo
+from supervisor.cli.bench import check_tuned, tune, undo
 from supervisor.cli.plan import plan
 from supervisor.errors import ModelInvalid, SettingsInvalid, StartFailed
 from supervisor.output import CommandResult
@@ -128,6 +131,103 @@ def test_a_second_search_keeps_the_first_and_two_undos_remove_both(
     assert not list(written(home).parent.iterdir())
     with pytest.raises(SettingsInvalid, match="nothing to undo"):
         undo("tiny")
+
+
+def check(model: Path) -> CommandResult:
+    return check_tuned(str(model), None, force=True)
+
+
+def test_a_tuned_profile_that_still_helps_stays_and_is_of_the_present_engine(
+    home: Path, speeds: Speeds, tiny_model: Path
+) -> None:
+    speeds.by_flag = {FASTER: 1.3}
+    run(tiny_model)
+    tuned, now = written(home), "engine = "
+    (engine,) = [line for line in tuned.read_text().splitlines() if line.startswith(now)]
+    tuned.write_text(tuned.read_text().replace(engine, 'engine = "b1"'))
+    assert any("--check measures whether" in note for note in plan(str(tiny_model), None).notes)
+
+    speeds.by_flag = {FASTER: 1.1}
+    found = check(tiny_model)
+    assert data(found)["judgement"] == "better"
+    assert "1.10 × faster" in found.text
+    assert [row["variant"] for row in data(found)["tried"]][1:] == [plan_flag(tuned)]
+    assert engine in tuned.read_text()
+    assert "1.10 × faster" in tuned.read_text()
+    assert not plan(str(tiny_model), None).notes
+    assert [*tuned.parent.iterdir()] == [tuned]
+
+    speeds.by_flag = {}
+    found = check(tiny_model)
+    assert data(found)["judgement"] == "as good"
+    assert "--undo removes it" in " ".join(found.notes)
+    assert tuned.exists()
+
+
+def plan_flag(tuned: Path) -> str:
+    """The only flag of a tuned profile, as the search names it."""
+    (flag,) = tomllib.loads(tuned.read_text())["flags"].items()
+    return "{} {}".format(*flag)
+
+
+def test_a_tuned_profile_that_is_worse_now_is_removed_and_can_be_restored(
+    home: Path, speeds: Speeds, tiny_model: Path
+) -> None:
+    speeds.by_flag = {FASTER: 1.3}
+    run(tiny_model)
+    text = written(home).read_text()
+    speeds.by_flag = {FASTER: 0.8}
+    found = check(tiny_model)
+    assert data(found)["judgement"] == "worse"
+    assert "is removed" in found.text
+    assert not written(home).exists()
+    undo("tiny")
+    assert written(home).read_text() == text
+
+
+def test_a_check_without_time_for_it_changes_nothing(
+    home: Path, speeds: Speeds, tiny_model: Path
+) -> None:
+    speeds.by_flag = {FASTER: 1.3}
+    run(tiny_model)
+    text = written(home).read_text()
+    speeds.fails_after = (speeds.measured + 4, KeyboardInterrupt())
+    assert check(tiny_model).exit_code == 130
+    assert written(home).read_text() == text
+
+
+def test_without_a_tuned_profile_that_is_used_there_is_nothing_to_check(
+    home: Path, speeds: Speeds, tiny_model: Path
+) -> None:
+    with pytest.raises(SettingsInvalid, match="nothing to check"):
+        check(tiny_model)
+    speeds.by_flag = {FASTER: 1.3}
+    run(tiny_model)
+    tuned = written(home)
+    tuned.write_text(tuned.read_text().replace('extends = "base"', 'extends = "low-latency"'))
+    with pytest.raises(SettingsInvalid, match="is not used: it extends the profile low-latency"):
+        check(tiny_model)
+
+
+@pytest.mark.parametrize(
+    ("winner", "ratio", "failure", "expected"),
+    [
+        (True, 1.1, None, "better"),
+        (False, 1.001, None, "as good"),
+        (False, 0.9, None, "worse"),
+        (False, 1.2, "it decodes 0.80 × slower", "worse"),
+        (False, None, NO_TIME, "uncertain"),
+        (False, math.nan, None, "uncertain"),
+    ],
+)
+def test_what_a_check_says(
+    *, winner: bool, ratio: float | None, failure: str | None, expected: str
+) -> None:
+    pairs = [] if ratio is None or math.isnan(ratio) else [100.0, 101.0, 99.0, 100.5, 99.5, 100.0]
+    other = [value * (ratio or 1) for value in pairs]
+    compared = None if ratio is None else compare(pairs, other, words=RATE)
+    outcome = Outcome(Variant() if winner else None, compared, (), range(1))
+    assert judge(outcome, failure) == expected
 
 
 def test_nothing_is_written_where_the_profile_is_as_good(

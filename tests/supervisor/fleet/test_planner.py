@@ -194,7 +194,10 @@ def test_a_tuned_profile_of_another_profile_is_not_used_and_the_plan_says_so(
     shop = make(profile="low-latency")
     assert value(shop, 0, "--threads") != "3"
     assert shop.replicas("chat").count == 1
-    assert any("chat.toml is not used" in warning for warning in shop.plan("chat").warnings)
+    plan = shop.plan("chat")
+    (warning,) = plan.tuned
+    assert "chat.toml is not used" in warning
+    assert warning in plan.warnings
 
 
 def test_a_broken_tuned_profile_fails_the_plan_not_the_planner(make: Any, tmp_path: Path) -> None:

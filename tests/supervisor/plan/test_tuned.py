@@ -98,6 +98,7 @@ def test_it_is_used_with_another_engine_device_or_model_and_says_so(
     assert reason_unused(found, "base", now.machine) is None
     (warning,) = warnings(found, "base", now)
     assert warning.startswith(said)
+    assert warning.endswith("; corral tune chat --check measures whether it still helps")
 
 
 @pytest.mark.parametrize(
