@@ -141,7 +141,7 @@ class EventStream:
 
         Nothing may change `fields` any more.
         """
-        if fields.keys() != _FIELDS[name] and fields.keys() != {*EVENTS[name][1]}:
+        if not _FIELDS[name] <= fields.keys() <= {*EVENTS[name][1]}:
             raise ValueError(f"{name} takes the fields {EVENTS[name][1]}, not {tuple(fields)}")
         cause = _CLIENT_CAUSED.get(name)
         if cause and not self._throttle.admit((name, str(fields[cause]))):

@@ -385,7 +385,7 @@ class Forward:
         timeline.wait("evict")
         try:
             begin_load = functools.partial(timeline.wait, "load")
-            timeline.load_group = await self._loader.ensure_ready(model, begin_load)
+            timeline.load_cause = await self._loader.ensure_ready(model, begin_load)
         finally:
             timeline.wait()
 

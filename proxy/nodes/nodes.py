@@ -42,7 +42,7 @@ from proxy.nodes.monitor import NodeMonitor, NodeMonitors, NodeState
 from proxy.nodes.settings import parse_name_server
 from proxy.nodes.slot_files import NodeSlotFiles
 from proxy.observe.metrics import gauge
-from proxy.observe.record import Emit
+from proxy.observe.record import Emit, LoadCause
 from proxy.request.models import ModelInfo, ModelLoader, ModelNames, OnLoad, do_nothing_on_load
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
@@ -302,7 +302,9 @@ class Nodes:
     def _note_change(self) -> None:
         self._version += 1
 
-    async def ensure_ready(self, model: str, on_load: OnLoad = do_nothing_on_load) -> str | None:
+    async def ensure_ready(
+        self, model: str, on_load: OnLoad = do_nothing_on_load
+    ) -> LoadCause | None:
         """Return once an instance of the model is admitted, as `ModelLoader` has it.
 
         Raises:

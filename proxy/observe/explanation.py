@@ -282,13 +282,17 @@ def _waits(fields: Mapping[str, Any], cache: CacheFinding | None) -> Iterator[Fi
         least_ms = max(_NOTED_MIN_MS, _NOTED_MIN_SHARE * (_ms(fields, "duration_ms") or 0.0))
         if cost_ms >= least_ms and not is_told:
             told = f"{cost_ms / 1000:.1f} s {row['text'].format(model=fields.get('model'))}"
-            told += _group_clause(fields) if cause is Cause.LOADING else ""
+            told += _load_clauses(fields) if cause is Cause.LOADING else ""
             yield Finding(cause, cost_ms, told, advice(cause))
 
 
-def _group_clause(fields: Mapping[str, Any]) -> str:
-    group = fields.get("load_group")
-    return _texts()["waits"][Cause.LOADING]["group"].format(group=group) if group else ""
+def _load_clauses(fields: Mapping[str, Any]) -> str:
+    texts, told = _texts()["waits"][Cause.LOADING], ""
+    if (gave_way_ms := _ms(fields, "gave_way_ms")) is not None:
+        told += texts["gave_way"].format(gave_way_s=gave_way_ms / 1000)
+    if group := fields.get("load_group"):
+        told += texts["group"].format(group=group)
+    return told
 
 
 def _call_findings(fields: Mapping[str, Any]) -> Iterator[Finding]:
@@ -311,7 +315,7 @@ def _cache_findings(fields: Mapping[str, Any], cache: CacheFinding | None) -> It
     for cause in _waits_of(cache):
         cost_ms += _sum_ms(fields, cause)
     told = cache_sentence(cache)
-    told += _group_clause(fields) if Cause.LOADING in _waits_of(cache) else ""
+    told += _load_clauses(fields) if Cause.LOADING in _waits_of(cache) else ""
     yield Finding(cache.cause, round(cost_ms, 1), told, advice(cache.cause))
 
 

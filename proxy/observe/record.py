@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, Final, Generic, Literal, Protocol, Self, TypeVar
 
@@ -50,6 +51,14 @@ _NAMES: Final[Mapping[Phase, str]] = {phase: f"{phase}_ms" for phase in PHASES}
 _NO_TIMES_MS: Final = dict.fromkeys(_NAMES.values(), 0.0)
 
 
+@dataclass(frozen=True, slots=True)
+class LoadCause:
+    """Why a request waited for a load, as far as that is known."""
+
+    load_group: str | None = None  # by whose rule other models had to be unloaded first
+    gave_way_ms: float | None = None  # for how long other programs had had the model's memory
+
+
 class Timeline:
     """Times the phases of one request.
 
@@ -69,20 +78,24 @@ class Timeline:
         "_stalls",
         "began_at_s",
         "first_token_ms",
-        "load_group",
+        "load_cause",
     )
 
     def __init__(self) -> None:
         self.began_at_s = self._since_s = time.monotonic()
         # Time from the beginning to the first token; None before it.
         self.first_token_ms: float | None = None
-        # The group of models by whose rule others had to be unloaded first, or None.
-        self.load_group: str | None = None
+        self.load_cause: LoadCause | None = None
         self._phase: Phase = "other"
         self._charged: Phase = "other"  # the phase, or `stalled`
         self._spent_s: dict[Phase, float] = {}  # of the phases that have ended
         self._leases = 0
         self._stalls = 0
+
+    def load_fields(self) -> dict[str, Any]:
+        """Return the cause of a load; it is too rare for fields of each request."""
+        known = asdict(self.load_cause) if self.load_cause else {}
+        return {name: value for name, value in known.items() if value is not None}
 
     def wait(self, phase: Phase = "queued") -> None:
         """Begin to wait for a slot, for the memory of a model (`evict`) or for its load.
@@ -317,7 +330,7 @@ class AccessRecord:
             "request": self.request_id,
             "model": self.model,
             "instance": self.instance,
-            "load_group": self.timeline.load_group,
+            **self.timeline.load_fields(),
             "first_token_ms": self.timeline.first_token_ms,
             "tool_calls": self.calls,
             "cache": self.cache.as_fields() if self.cache else None,
@@ -379,8 +392,7 @@ class AccessRecord:
                     **self._tokens(),
                 },
             )
-            if self.timeline.load_group:  # too rare to be a field of each request
-                fields["load_group"] = self.timeline.load_group
+            fields |= self.timeline.load_fields()
         else:
             return
         report(name, fields)

@@ -22,6 +22,7 @@ from proxy.cache.prompt_rules import PromptRules
 from proxy.cache.shared_prefixes import SharedPrefix
 from proxy.common.headers import HOP
 from proxy.errors import BadRequest, QueueTimeout, UnknownModel, known_models
+from proxy.observe.record import LoadCause
 from proxy.request.variants import MARK, SEPARATOR, Adapter, Variant
 
 # Each API key may allow its own set of models.
@@ -236,11 +237,13 @@ class ModelLoader(Protocol):
     def names(self) -> ModelNames:
         """Return the names of all models; the same object until a model changes."""
 
-    async def ensure_ready(self, model: str, on_load: OnLoad = do_nothing_on_load) -> str | None:
+    async def ensure_ready(
+        self, model: str, on_load: OnLoad = do_nothing_on_load
+    ) -> LoadCause | None:
         """Wait until an instance of the model is admitted; the caller sets the deadline.
 
-        `on_load` is called when its load begins, after any wait for memory. Returns the group by
-        whose rule other models had to be unloaded for it, or None.
+        `on_load` is called when its load begins, after any wait for memory. Returns what is known
+        of the reason for the load.
 
         Raises ProxyError: no instance will be: Unavailable, UnknownModel or UpstreamFailed.
         """

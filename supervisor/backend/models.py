@@ -22,6 +22,7 @@ from typing import Final
 from proxy.cache.prompt_rules import PromptRules
 from proxy.common.background_tasks import FAILURES
 from proxy.errors import ModelFailed, Unavailable, UnknownModel
+from proxy.observe.record import LoadCause
 from proxy.request.models import GpuUse, ModelInfo, ModelNames, OnLoad, do_nothing_on_load
 from proxy.router.estimator import LoadForecast
 from supervisor.builds.discover import runtime_metadata
@@ -125,26 +126,28 @@ class LocalModels(Part):
             self._names = ModelNames(self.models(), settings.default_model, rules)
         return self._names
 
-    async def ensure_ready(self, model: str, on_load: OnLoad = do_nothing_on_load) -> str | None:
+    async def ensure_ready(
+        self, model: str, on_load: OnLoad = do_nothing_on_load
+    ) -> LoadCause | None:
         """Load a model and wait until it serves, as `ModelLoader` has it.
 
         Raises:
             ModelFailed: It is stopped, failed, or there is no memory for it.
             UnknownModel: It is no longer configured.
         """
-        found, group = self._find(model), None
+        found, cause = self._find(model), LoadCause()
         with self._admission.request_load(found), self._events.listen() as changes:
             while (state := availability(found)[0]) in {"loading", "unloaded"}:
                 if state == "loading":
                     on_load()
-                elif (waits := self._admission.waiting().get(model)) and waits.rule:
-                    group = waits.rule.group
+                else:
+                    cause = self._admission.load_cause(model, cause)
                 await changes.next()
                 found = self._find(model)
         state, reason = availability(found)
         if state != "loaded":
             raise failure(found, reason)
-        return group
+        return cause
 
     def _find(self, name: str) -> Model:
         found = self._fleet.models.get(name)  # a reload may have removed it

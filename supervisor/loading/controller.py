@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from attrs import define, field
 
+from proxy.observe.record import LoadCause
 from supervisor.events import Emit, Event, Part
 from supervisor.fleet.fleet import START_OVER, Fleet
 from supervisor.fleet.model import Model, Phase, phase_of, snapshots_of
@@ -103,8 +104,9 @@ class AdmissionController(Part):
     _commanded_at_s: dict[str, float] = field(factory=dict, init=False)
     _for_others: dict[str, asyncio.Future[str | None]] = field(factory=dict, init=False)
     _paused: frozenset[str] = field(factory=frozenset, init=False)
-    # Unloaded for other programs, the first first, and neither requested nor stopped since then.
-    gave_way: dict[str, None] = field(factory=dict, init=False)
+    # When models were unloaded for other programs, the first first; without those that have been
+    # loaded or stopped since then.
+    gave_way: dict[str, float] = field(factory=dict, init=False)
     _load_times: LoadTimes = field(factory=LoadTimes, init=False)
     _woken: asyncio.Event = field(factory=asyncio.Event, init=False)
 
@@ -221,6 +223,15 @@ class AdmissionController(Part):
             for place, wanted in enumerate(queue(demands), 1)
         }
 
+    def load_cause(self, model: str, known: LoadCause) -> LoadCause:
+        """Return why a model that a request waits for is not loaded, with what is `known`."""
+        waits, since_s = self.waiting().get(model), self.gave_way.get(model)
+        if waits and waits.rule:
+            known = replace(known, load_group=waits.rule.group)
+        if since_s is not None:
+            known = replace(known, gave_way_ms=round(1000 * (self._clock() - since_s), 1))
+        return known
+
     # Forecasts.
 
     def forecast(self, model: Model) -> Eviction:
@@ -255,7 +266,7 @@ class AdmissionController(Part):
         if others.devices and yields != "never":
             actions = give_way(actions, states, memory.free(), memory.returning, others)
         if actions.give_way:
-            self.gave_way |= dict.fromkeys(actions.give_way)
+            self.gave_way |= dict.fromkeys(actions.give_way, self._clock())
             models = " ".join(actions.give_way)
             self._emit("devices.yielded", models=models, reason=OTHER_PROGRAMS)
         self._perform(actions)

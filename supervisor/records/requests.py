@@ -37,7 +37,7 @@ _BY_TYPE: Final = {
     """,
     "REAL": """
         duration_ms queued_ms evict_ms load_ms slots_ms prefill_ms decode_ms paused_ms stalled_ms
-        other_ms first_byte_ms first_token_ms engine_prefill_ms engine_decode_ms
+        other_ms first_byte_ms first_token_ms gave_way_ms engine_prefill_ms engine_decode_ms
     """,
 }
 FIGURES: Final = {name: kind for kind, names in _BY_TYPE.items() for name in names.split()}

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from support import software_device
-from support.corral_cli import PATIENCE_S, CorralCli, until
+from support.corral_cli import PATIENCE_S, CorralCli, begin_stream, rest_of, until
 from support.device_daemon import (
     MIB,
     ON_DEVICE,
@@ -267,6 +267,41 @@ def test_an_idle_model_gives_way_to_a_program_and_returns_with_its_conversation(
     assert cached_tokens(corral, "a") > new
     assert [event["models"] for event in corral.events("devices.taken_back")] == ["a"]
     assert "unloaded because" not in corral.ok("status")
+
+
+def test_a_busy_model_gives_way_once_it_has_answered_and_loads_with_less(
+    configure: Callable[..., CorralCli], corral: CorralCli, device: SmallDevice
+) -> None:
+    write_profile(corral)
+    configure(a='profile = "device"\n')
+    file = corral.root / "config" / "corral.toml"
+    rules = 'yield = "always"\nreserve = "4 MiB"\ncheck_interval_s = 0.1'
+    file.write_text(f"{file.read_text('utf-8')}\n[devices]\n{rules}\n", "utf-8")
+    corral.ok("start", "a")
+    whole = int(planned_mib(corral, "a"))
+    device.set_free(TOTAL_MIB - whole)
+
+    def look() -> None:
+        listings = device.listings
+        until(lambda: device.listings > listings + 1)
+
+    look()
+    stream = begin_stream(corral, 600, model="a")
+    device.set_free(2)  # a program allocates all but 2 MiB
+    look()
+    with ThreadPoolExecutor() as threads:
+        asked = threads.submit(ask, corral, "a")
+        text = rest_of(stream)
+        assert '"finish_reason":"length"' in text
+        assert "[DONE]" in text
+        until(lambda: corral.model_states()["a"] == "unloaded")
+        assert not asked.done()
+        assert corral.events("devices.yielded")
+        device.set_free(whole)  # of which the load leaves the reserve
+        assert asked.result(PATIENCE_S)[0] == 200
+    assert corral.data("plan", "a")["ctx_size"] == 4096
+    assert planned_mib(corral, "a") < whole - 4
+    assert "its memory had been left to another program for" in corral.ok("explain")
 
 
 def test_a_successor_that_does_not_fit_beside_its_model_replaces_it_in_place(

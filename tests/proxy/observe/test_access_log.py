@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from proxy.errors import ProxyError, QueueFull, UpstreamFailed
-from proxy.observe.record import AccessRecord, Timeline
+from proxy.observe.record import AccessRecord, LoadCause, Timeline
 from proxy.upstream.upstream import Timings
 from supervisor.events import EVENTS
 
@@ -26,7 +26,7 @@ def event_of(record: AccessRecord, rejected_by: ProxyError | None = None) -> Tol
 def test_events_have_the_fields_of_the_table() -> None:
     emitted: Told = {}
     record = AccessRecord("r", Timeline())
-    record.model, record.timeline.load_group = "chat", "large"
+    record.model, record.timeline.load_cause = "chat", LoadCause("large", 34_000.0)
     emitted.update(event_of(record, QueueFull("no place")))
     record.set_instance("chat.1")
     record.emit_upstream_failure(hear(emitted), UpstreamFailed("broke"))
