@@ -280,6 +280,8 @@ def _waits(fields: Mapping[str, Any], cache: CacheFinding | None) -> Iterator[Fi
         cost_ms = _sum_ms(fields, cause)
         is_told = cache is not None and cause in _waits_of(cache)
         least_ms = max(_NOTED_MIN_MS, _NOTED_MIN_SHARE * (_ms(fields, "duration_ms") or 0.0))
+        if cause is Cause.LOADING and _ms(fields, "gave_way_ms") is not None:
+            least_ms = 0.0  # it was not loaded for a reason that the client cannot know
         if cost_ms >= least_ms and not is_told:
             told = f"{cost_ms / 1000:.1f} s {row['text'].format(model=fields.get('model'))}"
             told += _load_clauses(fields) if cause is Cause.LOADING else ""

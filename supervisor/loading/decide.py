@@ -287,8 +287,10 @@ def give_way(
         and (others.may_pause or not model.is_busy)
     ]
     # One byte more than the reserve.
-    program = ModelState("", "down", required=dict.fromkeys(short, 1))
-    victims = Admission(program, free).victims(candidates)
+    program = Admission(ModelState("", "down", required=dict.fromkeys(short, 1)), free)
+    victims = program.victims(model for model in candidates if not model.is_busy or model.is_paused)
+    if victims is None:
+        victims = program.victims(candidates)
     if victims is None:  # too little, but of use to the other programs
         victims = tuple(model.name for model in candidates if not _residency_left_s(model))
     working = {model.name for model in candidates if model.working}

@@ -107,7 +107,8 @@ def test_a_load_names_the_group_by_whose_rule_others_went() -> None:
 
 
 def test_a_load_tells_that_its_model_had_given_way() -> None:
-    (found,) = explain({"model": "chat", "gave_way_ms": 34_210.0, "load_ms": 900.0}).findings
+    fields = {"model": "chat", "gave_way_ms": 34_210.0, "load_ms": 900.0, "duration_ms": 60_000.0}
+    (found,) = explain(fields).findings
     left = "its memory had been left to another program for 34 s"
     assert found.sentence == f"0.9 s waited for chat to load; {left}"
 

@@ -92,5 +92,8 @@ def test_these_do_not_give_way() -> None:
 def test_busy_models_give_way_after_idle_ones_and_their_answers() -> None:
     found = yielded(-7, BUSY, OLD, may_pause=True)
     assert (found.pause, found.give_way) == (("busy",), ("old",))
+    # An idle model goes first even if its conversations cost more to compute again.
+    costly = on_device("costly", idle_s=1, cached_tokens=9_000)
+    assert yielded(-1, BUSY, costly, may_pause=True).give_way == ("costly",)
     done = on_device("busy", idle_s=0, waiting=1, is_paused=True)
     assert yielded(-1, done, OLD, may_pause=True).give_way == ("busy",)
