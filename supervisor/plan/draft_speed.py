@@ -40,10 +40,13 @@ _EARLIER: Final = 8
 _TRIAL_TOKENS: Final = 2000
 _TRIAL_REQUESTS: Final = 12
 _TRIAL_MOST_TOKENS: Final = 8000
-# A trial of a side that is this slow ends early.
+# A trial of a side that is this slow ends early: after so many tokens, or at its second request
+# once the side in use would have decoded as many more in that time.
 _SLOW: Final = 0.8
 _SLOW_TOKENS: Final = 400
 _SLOW_REQUESTS: Final = 4
+# Tokens until the next trial, for each token that the side in use would have decoded more.
+_PAUSE_PER_LOST: Final = 100
 # The other side replaces the side in use if it is so many times as fast.
 _FASTER: Final = 1.02
 # Both sides must have met the numbers of busy slots of this share of the tokens, and each for so
@@ -149,7 +152,11 @@ def _judge(speed: DraftSpeed) -> tuple[DraftSpeed, bool]:
     others = speed.others_speed(speed.other)
     is_slow = others is not None and others < _SLOW
     is_enough = others is not None and tokens >= _TRIAL_TOKENS and requests >= _TRIAL_REQUESTS
-    is_lost = is_slow and tokens >= _SLOW_TOKENS and requests >= _SLOW_REQUESTS
+    lost = tokens * (1 / others - 1) if others else 0.0
+    is_lost = is_slow and (
+        (tokens >= _SLOW_TOKENS and requests >= _SLOW_REQUESTS)
+        or (lost >= _SLOW_TOKENS and requests > 1)
+    )
     may_go_on = speed.own and tokens < _TRIAL_MOST_TOKENS
     if may_go_on and not (is_enough or is_lost):
         return speed, not speed.drafts
@@ -158,12 +165,16 @@ def _judge(speed: DraftSpeed) -> tuple[DraftSpeed, bool]:
     if others is not None and others > _FASTER:
         ended = replace(speed, drafts=not speed.drafts, own=speed.other, other=speed.own)
         return replace(ended, tokens=0, pause_tokens=_LATER_TOKENS), ended.drafts
-    return postpone(speed), speed.drafts
+    return postpone(speed, lost), speed.drafts
 
 
-def postpone(speed: DraftSpeed) -> DraftSpeed:
-    """Keep the side in use, until a trial in twice as many tokens as the last one waited for."""
-    pause = min(_LATEST_TOKENS, max(_LATER_TOKENS, 2 * speed.pause_tokens))
+def postpone(speed: DraftSpeed, lost_tokens: float = 0) -> DraftSpeed:
+    """Keep the side in use, until a trial in twice as many tokens as the last one waited for.
+
+    A trial that has lost many tokens is repeated later.
+    """
+    least = max(_LATER_TOKENS, _PAUSE_PER_LOST * lost_tokens)
+    pause = min(_LATEST_TOKENS, max(least, 2 * speed.pause_tokens))
     return replace(speed, tokens=0, pause_tokens=pause)
 
 
