@@ -56,7 +56,9 @@ class MemoryNeed:
         return self.weights_bytes + self.cache_bytes
 
 
-def check_models(planner: LaunchPlanner) -> Generator[Finding, None, list[MemoryNeed]]:
+def check_models(
+    planner: LaunchPlanner, *, can_read_slots: bool
+) -> Generator[Finding, None, list[MemoryNeed]]:
     """Check the plans of all models; returns the memory that plannable models need."""
     needs = []
     if not planner.entries:
@@ -73,7 +75,7 @@ def check_models(planner: LaunchPlanner) -> Generator[Finding, None, list[Memory
             text = f"conversations are not saved across restarts: {reason}"
             is_expected = not planner.launches.slot_persistence.problem
             yield Finding(f"model {name}", "ok" if is_expected else "warn", text)
-        else:
+        elif can_read_slots:
             count, room = saved_room(plan, planner.launches.slot_persistence.budget())
             yield Finding(
                 f"model {name}",
@@ -244,13 +246,18 @@ def _findings(loaded: Loaded, where: Directories, here: Machine) -> Iterator[Fin
     yield daemon
     if status:
         yield from check_failed(status.models)
+    can_read_slots = True
+    if shared := loaded.settings.supervisor.slots_directory:
+        found = host_checks.check_slots_directory(shared)
+        can_read_slots = found.level != "fail"
+        yield found
     try:
         engine = planner.engine()
     except (EngineMissing, EngineBroken) as error:
         yield failure_finding("engine", error)
     else:
         yield from host_checks.check_engine(engine)
-        yield from _model_findings(planner, engine, status, here)
+        yield from _model_findings(planner, engine, status, here, can_read_slots=can_read_slots)
         yield from check_workers(loaded.settings, engine, status)
     instances = [found for model in status.models for found in model.instances] if status else []
     engines = [instance.pid for instance in instances if instance.pid]
@@ -304,9 +311,14 @@ def check_failed(models: Iterable[ModelStatus]) -> Iterator[Finding]:
 
 
 def _model_findings(
-    planner: LaunchPlanner, engine: Engine, status: DaemonStatus | None, here: Machine
+    planner: LaunchPlanner,
+    engine: Engine,
+    status: DaemonStatus | None,
+    here: Machine,
+    *,
+    can_read_slots: bool,
 ) -> Iterator[Finding]:
-    needs = yield from check_models(planner)
+    needs = yield from check_models(planner, can_read_slots=can_read_slots)
     models = status.models if status else []
     running = {model.name for model in models if any(instance.pid for instance in model.instances)}
     device_bytes = sum(device.total_mib for device in engine.devices) << 20

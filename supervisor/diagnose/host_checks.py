@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from tempfile import TemporaryFile
+from threading import Thread
 from typing import Final, Literal, get_args
 from urllib.parse import urlsplit
 
@@ -264,6 +267,37 @@ def check_directory(name: str, path: Path, *, is_private: bool) -> Finding:
         fix = f"chmod {'700' if is_private else 'go-w'} {path}"
         return Finding(name, "warn", f"{path} is open to others", fix)
     return Finding(name, "ok", str(path))
+
+
+_ANSWER_S: Final = 5.0
+_FIX_SHARED: Final = "conversations are neither saved nor restored until then; requests are served"
+
+
+def check_slots_directory(path: Path, limit_s: float = _ANSWER_S) -> Finding:
+    """Write and delete a file, in a thread: a network file system may not answer for minutes."""
+    answers = SimpleQueue[Finding]()
+    Thread(target=lambda: answers.put(_try_to_write(path)), daemon=True).start()
+    try:
+        return answers.get(timeout=limit_s)
+    except Empty:
+        text = f"{path} has not answered for {limit_s:.0f} s"
+        return Finding("slots_directory", "fail", text, _FIX_SHARED)
+
+
+def _try_to_write(path: Path) -> Finding:
+    finding = replace(check_directory("", path, is_private=False), name="slots_directory")
+    if finding.level == "fail" or not path.exists():
+        return finding
+    try:
+        with TemporaryFile(dir=path) as file:
+            file.write(bytes(4096))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return Finding(
+            finding.name, "fail", f"cannot write in {path}: {error.strerror}", _FIX_SHARED
+        )
+    return finding
 
 
 def _fault(path: Path, found: os.stat_result, *, is_private: bool) -> str | None:

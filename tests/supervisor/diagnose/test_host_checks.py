@@ -1,17 +1,21 @@
+import errno
 import os
 import resource
 import socket
+import threading
 from pathlib import Path
 
 import pytest
 
 from supervisor.diagnose.host_checks import (
+    Finding,
     check_address,
     check_directories,
     check_directory,
     check_files,
     check_leftovers,
     check_memlock,
+    check_slots_directory,
 )
 from supervisor.system.daemon_lock import DaemonInfo, this_daemon, write_owner
 from supervisor.system.machine import Machine
@@ -115,3 +119,30 @@ def test_a_daemon_that_hangs_fails(where: Directories) -> None:
     write_owner(where.state_file, this_daemon("1", "http://x"))
     assert check_leftovers(where, is_running=False).level == "fail"
     assert check_leftovers(where, is_running=True).level == "ok"
+
+
+def test_a_shared_directory_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check_slots_directory(tmp_path / "new").level == "ok"
+    assert check_slots_directory(tmp_path) == Finding("slots_directory", "ok", str(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    finding = check_slots_directory(tmp_path)
+    assert (finding.level, finding.text) == (
+        "fail",
+        f"cannot write in {tmp_path}: No space left on device",
+    )
+
+
+def test_a_shared_directory_that_hangs_does_not_hang_the_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end = threading.Event()
+    monkeypatch.setattr(os, "fsync", lambda _: may_end.wait())
+    finding = check_slots_directory(tmp_path, 0.01)
+    may_end.set()
+    assert finding.level == "fail"
+    assert "has not answered for" in finding.text
