@@ -352,30 +352,34 @@ def slurm_status(name: JobName = _JOB_NAME) -> None:
 
 
 @verb(slurm_commands)
-def slurm_scale(
+def slurm_scale(  # noqa: PLR0913, PLR0917 (a command has its options)
     tasks: Annotated[int | None, Argument(min=0, max=1000, metavar="[TASKS]")] = None,
     auto: bool = False,
     least: Annotated[int, Option("--min", min=1, max=1000)] = 1,
     most: Annotated[int, Option("--max", min=1, max=1000)] = 4,
+    grow_after_s: Annotated[float, Option("--grow-after", min=0, metavar="SECONDS")] = 30,
+    shrink_after_s: Annotated[float, Option("--shrink-after", min=0, metavar="SECONDS")] = 600,
     name: JobName = _JOB_NAME,
 ) -> CommandResult:
     """Submit more tasks, or drain some.
 
     Args:
         tasks: How many there shall be.
-        auto: Follow the requests at the front, which runs here, until Ctrl-C: more tasks when
-            requests wait for 30 s, one less when that suffices for 10 minutes.
+        auto: Follow the requests at the front, which runs here, until Ctrl-C.
         least: With --auto.
         most: With --auto.
+        grow_after_s: With --auto, submit more tasks when requests have waited for so long.
+        shrink_after_s: With --auto, end a task when one less would have sufficed for so long.
     """
     from supervisor.cli import slurm
+    from supervisor.service.slurm import Bounds
 
     if auto is (tasks is not None):
         raise BadParameter("give a number of tasks or --auto")
     if least > most:
         raise BadParameter("--min is above --max")
     if tasks is None:
-        return slurm.scale_automatically(name, least, most)
+        return slurm.scale_automatically(name, Bounds(least, most, grow_after_s, shrink_after_s))
     return slurm.scale(name, tasks)
 
 
@@ -517,7 +521,6 @@ def tune(  # noqa: PLR0913, PLR0917 (a command has its options)
     goal: Literal["latency", "throughput", "memory"] = "latency",
     minutes: Annotated[float, Option(min=0.2, max=1440)] = 5.0,
     seed: Annotated[int, Option(min=0, max=2**31)] = 0,
-    check: bool = False,
     undo: bool = False,
     force: bool = False,
     config: Config = None,
@@ -527,15 +530,11 @@ def tune(  # noqa: PLR0913, PLR0917 (a command has its options)
     Measures variants of its profile on separate engines, beside the daemon. The best one is
     written to profiles.d/MODEL.toml if it is really faster and its answers are as good.
 
-    After a change of the engine or of the model's file, --check measures that file again: it is
-    removed if it is slower than the profile, or its answers are worse.
-
     Args:
         model: From corral.toml, fetched, or a GGUF file.
         goal: The figure to improve: one answer, all streams together, or peak memory.
         minutes: Time to search.
         seed: Seed for the order of measurements.
-        check: Measure the profile of the last tuning again.
         undo: Restore the profile before the last tuning.
         force: Measure although the machine is not free.
     """
@@ -543,8 +542,6 @@ def tune(  # noqa: PLR0913, PLR0917 (a command has its options)
 
     if undo:
         return command.undo(model)
-    if check:
-        return command.check_tuned(model, config, minutes, seed, force=force)
     return command.tune(model, config, goal, minutes, seed, force=force)
 
 

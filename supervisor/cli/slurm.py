@@ -11,7 +11,7 @@ from supervisor import errors
 from supervisor.daemon.control_client import Client
 from supervisor.output import CommandResult, table, warn, write
 from supervisor.service import slurm
-from supervisor.service.slurm import Demand, Task, Trend
+from supervisor.service.slurm import Bounds, Demand, Task, Trend
 from supervisor.system.paths import directories
 
 _HEAD: Final = ("task", "state", "node", "time left", "reason")
@@ -51,14 +51,14 @@ def scale(name: str, wanted: int) -> CommandResult:
     return CommandResult({"tasks": wanted}, text)
 
 
-def scale_automatically(name: str, least: int, most: int) -> CommandResult:
+def scale_automatically(name: str, bounds: Bounds) -> CommandResult:
     """Follow the demand of the running front until Ctrl-C."""
     front, trend = Client(directories().control_socket), Trend()
     while True:
         try:
             tasks, demand = slurm.list_tasks(name), _demand(front)
             trend = trend.after(demand, at_s := time.monotonic())
-            wanted = slurm.tasks_wanted(len(tasks), demand, trend, at_s, least=least, most=most)
+            wanted = slurm.tasks_wanted(len(tasks), demand, trend, at_s, bounds)
             if wanted != len(tasks):
                 write(_scale(name, tasks, wanted))
                 trend = Trend()

@@ -92,8 +92,6 @@ def surplus(tasks: Sequence[Task], wanted: int) -> tuple[Task, ...]:
     return tuple(by_value[wanted:])
 
 
-_GROW_AFTER_S: Final = 30.0
-_SHRINK_AFTER_S: Final = 600.0
 # The largest share of slots in use after a task has ended.
 _FULL: Final = 0.7
 
@@ -133,13 +131,21 @@ class Trend:
         return Trend(short if demand.waiting else None, spare if demand.has_spare else None)
 
 
-def tasks_wanted(
-    tasks: int, demand: Demand, trend: Trend, at_s: float, *, least: int, most: int
-) -> int:
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of the number of tasks, and how long a demand lasts before it changes."""
+
+    least: int
+    most: int
+    grow_after_s: float
+    shrink_after_s: float
+
+
+def tasks_wanted(tasks: int, demand: Demand, trend: Trend, at_s: float, bounds: Bounds) -> int:
     """Return how many tasks to run; tasks that do not serve yet count as relief under way."""
     wanted = tasks
-    if trend.short_since_s is not None and at_s - trend.short_since_s >= _GROW_AFTER_S:
+    if trend.short_since_s is not None and at_s - trend.short_since_s >= bounds.grow_after_s:
         wanted = max(tasks, demand.machines + demand.needed)
-    elif trend.spare_since_s is not None and at_s - trend.spare_since_s >= _SHRINK_AFTER_S:
+    elif trend.spare_since_s is not None and at_s - trend.spare_since_s >= bounds.shrink_after_s:
         wanted = tasks - 1
-    return min(max(wanted, least), most)
+    return min(max(wanted, bounds.least), bounds.most)

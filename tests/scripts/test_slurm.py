@@ -5,9 +5,10 @@ import re
 import signal
 import subprocess
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from support.corral_cli import PATIENCE_S, until
@@ -28,8 +29,9 @@ echo "$*" >> log
 
 
 class JobTask:
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, array: Mapping[str, str] = MappingProxyType({})) -> None:
         self.directory = directory
+        self.array = array
         for name, text in (("corral", CORRAL), ("scontrol", SCONTROL)):
             (directory / name).write_text(text, "utf-8")
             (directory / name).chmod(0o700)
@@ -43,6 +45,7 @@ class JobTask:
             "PATH": f"{self.directory}:{os.environ['PATH']}",
             "SLURM_JOB_ID": "7",
             "TMPDIR": str(self.directory / "tmp"),
+            **self.array,
         }
         process = subprocess.Popen(
             ["/bin/bash", SCRIPT], cwd=self.directory, env=env, start_new_session=True
@@ -71,6 +74,14 @@ def test_a_task_drains_and_only_the_time_limit_requeues_it(
         assert process.wait(PATIENCE_S) == 0
         assert task.log() == [task.serving, *ends]
         assert not list((tmp_path / "tmp").iterdir())
+
+
+def test_the_last_task_of_an_array_requeues_itself_alone(tmp_path: Path) -> None:
+    task = JobTask(tmp_path, {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"})
+    with task.running() as process:
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(PATIENCE_S) == 0
+        assert task.log()[-1] == "requeue 7_3"
 
 
 def test_a_daemon_that_slurm_asks_to_end_drains_once(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
 """A front and four tasks of a real Slurm, on four nodes of this machine, under eight streams.
 
 `corral slurm` submits, scales and cancels the tasks of corral.sbatch. One is requeued, one killed,
-one reaches its time limit, one leaves a drained node; the front is restarted. Each answer must be
-whole; only those that the killed daemon was giving may end, and in an error event. A conversation
-must go to the task that has it, and to another when that task is gone. Exits with 1 after any
-deviation.
+one reaches its time limit, one leaves a drained node; the front is restarted; then `scale --auto`
+follows the clients. Each answer must be whole; only those that the killed daemon was giving may
+end, and in an error event. A conversation must go to the task that has it, and when that is killed
+with its engine, to another, which finds it in the shared directory of slot files. Exits with 1
+after any deviation.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +40,16 @@ from scripts.machines import PATIENCE_S, Clients, Phase, free_port, show  # noqa
 
 TASKS = 4
 MODEL = """
+[supervisor]
+slots_directory = "{slots}"
 [models.chat]
 path = "{path}"
-flags = {{ parallel = 4, threads = 1, ctx-size = 8192 }}
+flags = {{ parallel = 4, threads = 1, ctx-size = 32768 }}
 """
+# The least share of a prompt that another task finds in the file of a conversation.
+FOUND = 0.9
+# Of `scale --auto`; more tasks than the streams of `FEW` need, fewer than those of `MANY`.
+MOST, FEW, MANY = 3, 2, 16
 FRONT = """
 [proxy]
 listen = "127.0.0.1:{port}"
@@ -51,6 +59,15 @@ local_first = false
 """
 # A small task, and a signal soon after its time limit has been lowered.
 SMALL = {"cpus-per-task": "1", "mem": "400M", "time": "30", "signal": "B:USR1@60"}
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Which instance answered, the tokens of the prompt, and those that came from a cache."""
+
+    instance: str
+    prompt: int
+    cached: int
 
 
 class Cluster:
@@ -107,7 +124,9 @@ class Check:
         model = tiny_gguf.make(
             home / "alphabet.gguf", mode="cycle", embd=128, heads=4, layers=4, ff=256, ctx=8192
         )
-        (self._shared / "corral.toml").write_text(MODEL.format(path=model), "utf-8")
+        self._slots = self._shared / "slots"
+        settings = MODEL.format(path=model, slots=self._slots)
+        (self._shared / "corral.toml").write_text(settings, "utf-8")
         text = (HERE / "corral.sbatch").read_text("utf-8")
         for option, value in SMALL.items():
             text = re.sub(f"(?m)^#SBATCH --{option}=.*", f"#SBATCH --{option}={value}", text)
@@ -118,6 +137,10 @@ class Check:
         self._front.env |= {"SLURM_CONF": str(cluster.conf), "TMPDIR": str(home)}
         self._front.configure(FRONT.format(port=self._port, nodes=self._nodes))
         self.phases: list[Phase] = []
+        # Long enough that a file pays.
+        self._talks = [
+            [{"role": "user", "content": f"conversation {number} " * 400}] for number in range(8)
+        ]
         self.clients = Clients("127.0.0.1", self._port, clients)
 
     def run(self) -> None:
@@ -126,8 +149,10 @@ class Check:
             self._front("slurm", "submit", "corral.sbatch", "--tasks", "4", directory=self._shared)
             self._wait(lambda: len(self._up()) == TASKS, "four tasks up")
             self._remember()
+            self._lose_task()
             with self.clients.running():
                 self._happen()
+            self._follow_demand()
             self._cancel()
         finally:
             self._front("slurm", "cancel", "--now")
@@ -147,6 +172,38 @@ class Check:
         self._phase("a node drained", self._drain_node, TASKS)
         self._phase("scaled to two", lambda: self._corral("scale", "2"), 2)
         self._phase("scaled to three", lambda: self._corral("scale", "3"), 3)
+
+    def _follow_demand(self) -> None:
+        """Let `scale --auto` end the tasks that few clients do not need, and submit more for many.
+
+        Three tasks run. All its decisions are counted: it must not waver.
+        """
+        words = ("--auto", "--max", str(MOST), "--grow-after", "10", "--shrink-after", "20")
+        argv = self._front.argv("slurm", "scale", *words)
+        with tempfile.TemporaryFile("w+") as said:
+            auto = subprocess.Popen(argv, env=self._front.env, stdout=said, stderr=said)
+            try:
+                for clients, up in ((FEW, 1), (MANY, MOST), (FEW, 1)):
+                    self.clients = Clients("127.0.0.1", self._port, clients)
+                    with self.clients.running():
+                        self._phase(f"auto: {clients} clients", lambda: None, up)
+                        self._stay(up, 30)
+            finally:
+                auto.terminate()
+                auto.wait()
+            said.seek(0)
+            lines = said.read().splitlines()
+        print("corral slurm scale --auto:", *lines, sep="\n  ")
+        if len(lines) != 2 + 1 + 2:
+            self._problem(f"scale --auto: {len(lines)} decisions instead of 5")
+
+    def _stay(self, tasks: int, seconds: float) -> None:
+        until_s = time.monotonic() + seconds
+        while time.monotonic() < until_s:
+            if (found := len(self._tasks())) != tasks:
+                self._problem(f"{self.clients.phase.name}: {found} tasks instead of {tasks}")
+                return
+            time.sleep(1)
 
     def _phase(self, name: str, do: Callable[[], object], up: int) -> None:
         """Do something, wait for its effect, and let it stand for some answers."""
@@ -200,20 +257,27 @@ class Check:
 
     def _kill(self) -> None:
         """Kill the daemon of a task while it answers."""
-        daemon = self._daemons()[0]
-        port = {found.laddr.port for found in daemon.net_connections() if found.status == "LISTEN"}
-        names = [name for name in self._up() if int(name.rpartition(":")[2]) in port]
-        self._wait(lambda: self._busy(names[0]) > 1, f"requests at {names[0]}")
-        self.clients.killed = names[0]
-        daemon.send_signal(signal.SIGKILL)
-        self._wait(lambda: names[0] not in self._up(), f"{names[0]} down")
+        daemons = {self._name(daemon): daemon for daemon in self._daemons()}
+        name = max(daemons, key=self._busy)
+        self._wait(lambda: self._busy(name) > 1, f"requests at {name}")
+        self.clients.killed = name
+        daemons[name].send_signal(signal.SIGKILL)
+        self._wait(lambda: name not in self._up(), f"{name} down")
+
+    def _name(self, daemon: psutil.Process) -> str:
+        """Return the name that the front has for a task."""
+        ports = {found.laddr.port for found in daemon.net_connections() if found.status == "LISTEN"}
+        [name] = [name for name in self._up() if int(name.rpartition(":")[2]) in ports]
+        return name
 
     def _busy(self, name: str) -> int:
         nodes = self._front.status().nodes
         return sum(node.slots_busy for node in nodes if node.name == name)
 
     def _time_out(self) -> None:
-        before, task = self._up(), self._tasks()[1]["id"]
+        """Let the time limit of the task come that has the number of the whole array."""
+        before, daemons = self._up(), self._daemons()
+        task = min(task_of(daemon) for daemon in daemons if has_number_of_array(daemon))
         minutes = self._cluster("squeue", "-hj", task, "-o", "%M").partition(":")[0]
         self._cluster("scontrol", "update", f"jobid={task}", f"timelimit={int(minutes) + 2}")
         self._return(task, before)
@@ -263,25 +327,47 @@ class Check:
         """Have each of eight conversations go where its first turn went, also by a new front."""
         phase = self.clients.phase = Phase("conversations")
         self.phases.append(phase)
-        talks = [[{"role": "user", "content": f"conversation {i} " * 40}] for i in range(8)]
-        owners = [self._turn(talk)[0] for talk in talks]
+        owners = [self._turn(talk).instance for talk in self._talks]
         for which in ("the same front", "a new front"):
             if which == "a new front":
                 self._front.ok("stop")
                 self._serve_front()
                 self._wait(lambda: len(self._up()) == TASKS, "four tasks up")
-            found = [self._turn(talk) for talk in talks]
-            again = sum(owner == now for owner, (now, _) in zip(owners, found, strict=True))
+            turns = [self._turn(talk) for talk in self._talks]
+            again = sum(owner == turn.instance for owner, turn in zip(owners, turns, strict=True))
             print(
                 f"{which}: {again} of 8 conversations at their task, "
-                f"{min(cached for _, cached in found)} tokens or more of each in its cache"
+                f"{min(turn.cached for turn in turns)} tokens or more of each in its cache"
             )
-            if again < len(talks) or not all(cached for _, cached in found):
+            if again < len(turns) or not all(turn.cached for turn in turns):
                 self._problem(f"{which}: {again} of 8 conversations were found again")
-        phase.outcomes["whole"] += 3 * len(talks)
+        phase.outcomes["whole"] += 3 * len(self._talks)
 
-    def _turn(self, talk: list[dict[str, str]]) -> tuple[str, int]:
-        """Answer a turn; return the instance, and the tokens that it took from its cache."""
+    def _lose_task(self) -> None:
+        """Kill a task with its engine; others continue its conversations from their files."""
+        phase = self.clients.phase = Phase("a task lost")
+        self.phases.append(phase)
+        files = self._slots.glob
+        self._wait(lambda: len([*files("kept/*/*.json")]) >= len(self._talks), "files of each")
+        owners = [self._turn(talk).instance for talk in self._talks]
+        before = self._up()
+        daemon = next(found for found in self._daemons() if not has_number_of_array(found))
+        name = self._name(daemon)
+        began_at_s = time.monotonic()
+        self._cluster("scancel", "--signal=KILL", "--full", task_of(daemon))
+        self._wait(lambda: self._up() == before - {name}, f"{name} down")
+        phase.took_s = time.monotonic() - began_at_s
+        lost = [talk for talk, owner in zip(self._talks, owners, strict=True) if name in owner]
+        turns = [self._turn(talk) for talk in lost]
+        tokens = ", ".join(f"{turn.cached} of {turn.prompt}" for turn in turns)
+        print(f"a task killed: of its conversations, others found {tokens or 'no'} tokens in files")
+        if not turns or any(turn.cached < FOUND * turn.prompt for turn in turns):
+            self._problem(f"a task killed: others found {tokens or 'no'} tokens")
+        phase.outcomes["whole"] += len(self._talks) + len(lost)
+        self._corral("scale", str(TASKS))
+        self._wait(lambda: len(self._up()) == TASKS, "four tasks up")
+
+    def _turn(self, talk: list[dict[str, str]]) -> Turn:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)
         body = {"model": "chat", "max_tokens": 8, "messages": talk}
         headers = {"Content-Type": "application/json"}
@@ -289,9 +375,22 @@ class Check:
         response = connection.getresponse()
         answer: dict[str, Any] = json.load(response)
         connection.close()
+        if response.status != http.client.OK:
+            raise SystemExit(f"a turn failed: {response.status} {answer}")
         talk += [answer["choices"][0]["message"], {"role": "user", "content": "and then?"}]
-        cached = answer["usage"].get("prompt_tokens_details", {}).get("cached_tokens", 0)
-        return response.headers["X-Corral-Instance"], int(cached)
+        usage = answer["usage"]
+        cached = usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
+        return Turn(response.headers["X-Corral-Instance"], usage["prompt_tokens"], cached)
+
+
+def task_of(daemon: psutil.Process) -> str:
+    variables = daemon.environ()
+    return f"{variables['SLURM_ARRAY_JOB_ID']}_{variables['SLURM_ARRAY_TASK_ID']}"
+
+
+def has_number_of_array(daemon: psutil.Process) -> bool:
+    variables = daemon.environ()
+    return variables["SLURM_JOB_ID"] == variables["SLURM_ARRAY_JOB_ID"]
 
 
 def wait(is_so: Callable[[], bool], what: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from supervisor.cli import slurm as commands
 from supervisor.errors import ServiceFailed
 from supervisor.service import slurm
-from supervisor.service.slurm import Demand, Task, Trend, parse_tasks, surplus, tasks_wanted
+from supervisor.service.slurm import Bounds, Demand, Task, Trend, parse_tasks, surplus, tasks_wanted
 
 ROWS = """\
 12_0|RUNNING|node1|3:20:01|None
@@ -20,6 +21,7 @@ slurm_load_jobs error: not a row
 """
 IDLE = Demand(waiting=0, busy=0, slots=16, machines=4)
 SHORT = Demand(waiting=5, busy=16, slots=16, machines=4)
+BOUNDS = Bounds(least=1, most=8, grow_after_s=30, shrink_after_s=600)
 
 
 def task(name: str, state: str = "RUNNING") -> Task:
@@ -39,10 +41,10 @@ def test_pending_tasks_end_first_and_then_the_latest() -> None:
     assert surplus(tasks, 3) == ()
 
 
-def wanted(demand: Demand, seconds: float, *, tasks: int = 4, most: int = 8) -> int:
+def wanted(demand: Demand, seconds: float, *, tasks: int = 4) -> int:
     """Return the tasks wanted after the same demand for some seconds."""
     trend = Trend().after(demand, 0).after(demand, seconds)
-    return tasks_wanted(tasks, demand, trend, seconds, least=1, most=most)
+    return tasks_wanted(tasks, demand, trend, seconds, BOUNDS)
 
 
 @pytest.mark.parametrize(
@@ -71,12 +73,13 @@ def test_tasks_that_do_not_serve_yet_count() -> None:
 def test_a_demand_that_ends_starts_the_time_anew() -> None:
     trend = Trend().after(SHORT, 0).after(IDLE, 20).after(SHORT, 25)
     assert trend == Trend(short_since_s=25)
-    assert tasks_wanted(4, SHORT, trend, 50, least=1, most=8) == 4
+    assert tasks_wanted(4, SHORT, trend, 50, BOUNDS) == 4
 
 
 def test_bounds_hold_whatever_the_demand() -> None:
-    assert tasks_wanted(1, IDLE, Trend(), 0, least=2, most=8) == 2
-    assert tasks_wanted(9, SHORT, Trend(), 0, least=2, most=8) == 8
+    bounds = replace(BOUNDS, least=2)
+    assert tasks_wanted(1, IDLE, Trend(), 0, bounds) == 2
+    assert tasks_wanted(9, SHORT, Trend(), 0, bounds) == 8
 
 
 PROGRAMS = {
