@@ -521,6 +521,7 @@ def tune(  # noqa: PLR0913, PLR0917 (a command has its options)
     goal: Literal["latency", "throughput", "memory"] = "latency",
     minutes: Annotated[float, Option(min=0.2, max=1440)] = 5.0,
     seed: Annotated[int, Option(min=0, max=2**31)] = 0,
+    check: bool = False,
     undo: bool = False,
     force: bool = False,
     config: Config = None,
@@ -530,11 +531,15 @@ def tune(  # noqa: PLR0913, PLR0917 (a command has its options)
     Measures variants of its profile on separate engines, beside the daemon. The best one is
     written to profiles.d/MODEL.toml if it is really faster and its answers are as good.
 
+    After a change of the engine or of the model's file, --check measures that file again: it is
+    removed if it is slower than the profile, or its answers are worse.
+
     Args:
         model: From corral.toml, fetched, or a GGUF file.
         goal: The figure to improve: one answer, all streams together, or peak memory.
         minutes: Time to search.
         seed: Seed for the order of measurements.
+        check: Measure the profile of the last tuning again.
         undo: Restore the profile before the last tuning.
         force: Measure although the machine is not free.
     """
@@ -542,6 +547,8 @@ def tune(  # noqa: PLR0913, PLR0917 (a command has its options)
 
     if undo:
         return command.undo(model)
+    if check:
+        return command.check_tuned(model, config, minutes, seed, force=force)
     return command.tune(model, config, goal, minutes, seed, force=force)
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from supervisor.bench import standard_workloads, tune_space, variants
+from supervisor.bench import standard_workloads, tune_search, tune_space, variants
 from supervisor.bench import tune as tune_module
 from supervisor.bench.figures import (
     ONE_ROUND,
@@ -46,7 +46,7 @@ from supervisor.cli.requests import ask_records
 from supervisor.cli.targets import choose, name_of
 from supervisor.daemon.control_messages import ModelStatus
 from supervisor.daemon.model_commands import running_status
-from supervisor.errors import AccessDenied, Interrupted
+from supervisor.errors import AccessDenied, Interrupted, SettingsInvalid, StartFailed
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.output import (
     CommandResult,
@@ -57,6 +57,7 @@ from supervisor.output import (
     size,
     table,
 )
+from supervisor.plan import tuned_profile
 from supervisor.plan.fit import capacity
 from supervisor.plan.plan import Plan
 from supervisor.plan.tuned_profile import conditions, machine_here, path_of
@@ -361,7 +362,7 @@ def profile_text(
     winner: Variant,
     comparison: Comparison,
     shown: Sequence[tuple[str, str]],
-    word: str,
+    words: Sequence[str],
 ) -> str:
     plan, model = job.plans.base, job.plans.model
     profile = job.plans.profile
@@ -380,8 +381,8 @@ def profile_text(
         ("model", f"{plan.gguf.path.name}, {size(plan.gguf.size_bytes)}, {now.model}"),
         ("seed", str(job.seed)),
     )
-    words = ["corral", "tune", word, "--goal", job.goal.name, "--minutes", f"{job.minutes:g}"]
-    command = shlex.join([*words, "--seed", str(job.seed)])
+    goal = ["--goal", job.goal.name, "--minutes", f"{job.minutes:g}", "--seed", str(job.seed)]
+    command = shlex.join(["corral", "tune", *words, *goal])
     return render_profile(model, profile, winner, evidence, command, facts)
 
 
@@ -398,6 +399,84 @@ def tune(
     targets = choose([word], config, where)
     (model,) = targets.names
     settings = targets.loaded.settings
+    notes = _prepare_tuning(settings, where, model, force=force)
+    found = _measure_variants(TuneJob(settings, where, model, goal, minutes, seed), where, word)
+    return replace(found, notes=(*found.notes, *notes))
+
+
+def check_tuned(
+    word: str, config: Path | None, minutes: float = 5.0, seed: int = 0, *, force: bool = False
+) -> CommandResult:
+    """Measure a tuned profile again: one that is worse than the profile below it is removed."""
+    where = directories()
+    targets = choose([word], config, where)
+    (model,) = targets.names
+    settings = targets.loaded.settings
+    tuned = tuned_profile.read(model, where.tuned_profiles)
+    profile = settings.models[model].profile
+    if tuned is None:
+        raise SettingsInvalid(
+            f"there is nothing to check: {model} has no tuned profile",
+            hint=f"corral tune {model} makes one",
+        )
+    if reason := tuned_profile.reason_unused(tuned, profile, machine_here()):
+        raise SettingsInvalid(
+            f"{tuned.path} is not used: {reason}", hint=f"corral tune {model} measures again"
+        )
+    notes = _prepare_tuning(settings, where, model, force=force)
+    variant = Variant(frozenset({"tuned"}), tuple(tuned.flags.items()), tuned.replicas)
+    goal: GoalName = next(
+        (name for name in tune_search.GOALS if name == tuned.evidence.goal), "latency"
+    )
+    job = TuneJob(settings, where, model, goal, minutes, seed, only=variant)
+    if reason := job.refused.get(variant):
+        raise StartFailed(
+            f"{tuned.path} cannot be measured: {reason}",
+            hint=f"corral tune {model} --undo removes it",
+        )
+    found = _measure_tuned(job, variant, where, word)
+    return replace(found, notes=(*found.notes, *notes))
+
+
+def _measure_tuned(job: TuneJob, variant: Variant, where: Directories, word: str) -> CommandResult:
+    model, path = job.plans.model, path_of(job.plans.model, where.tuned_profiles)
+    try:
+        outcome = asyncio.run(_run_search(job))
+    except KeyboardInterrupt:
+        lines = [f"{model}: stopped; nothing was changed"]
+        return _tune_result(job, None, lines, exit_code=_EXIT_INTERRUPTED)
+    failure = next((trial.failure for trial in job.trials if trial.variant == variant), None)
+    judgement, comparison = tune_module.judge(outcome, failure), outcome.comparison
+    verdict = failure or (comparison.verdict if comparison else TOO_FEW)
+    lines, written = [f"{model} with {variant.name}: {verdict}"], {"judgement": judgement}
+    if judgement == "worse":
+        backup = tune_space.withdraw(model, where.tuned_profiles)
+        lines.append(f"{path} is removed: {model} runs with its profile alone")
+        notes = [f"corral tune {model} --undo restores it from {backup}", HOW_TO_APPLY]
+        return _tune_result(job, outcome, lines, notes, written | {"backup": str(backup)})
+    if judgement == "uncertain" or comparison is None:
+        lines.append("nothing was changed")
+        notes = [f"give it more time: --minutes {math.ceil(job.minutes * 4)}"]
+        return _tune_result(job, outcome, lines, notes, written)
+    shown = list(
+        tune_module.figure_lines(job.trials, variant, outcome.final_rounds, job.sizes.prompt)
+    )
+    text = profile_text(job, variant, comparison, shown, [word, "--check"])
+    tune_space.write(model, where.tuned_profiles, text, backs_up=False)
+    lines += [
+        *(f"{name}: {value}" for name, value in shown),
+        f"quality: {job.checks.found.get(variant, 'not checked')}",
+        f"{path} stays, measured on this engine and model",
+    ]
+    is_useless = judgement == "as good"
+    notes = [f"corral tune {model} --undo removes it"] if is_useless else []
+    return _tune_result(job, outcome, lines, notes, written | {"path": str(path)})
+
+
+def _prepare_tuning(
+    settings: Settings, where: Directories, model: str, *, force: bool
+) -> tuple[str, ...]:
+    """Measure thread counts first; return notes, or raise CorralError if the machine is busy."""
     plans = VariantPlans(settings, where, model)
     base = VariantSpec("base", plans.profile, plans.base)
     facts = machine_facts(settings, base.plan)
@@ -408,8 +487,7 @@ def tune(
         *variants.notes(facts),
     )
     measure_threads(LaunchPlanner(settings, where), model, where)
-    found = _measure_variants(TuneJob(settings, where, model, goal, minutes, seed), where, word)
-    return replace(found, notes=(*found.notes, *notes))
+    return notes
 
 
 def _measure_variants(job: TuneJob, where: Directories, word: str) -> CommandResult:
@@ -436,7 +514,7 @@ def _measure_variants(job: TuneJob, where: Directories, word: str) -> CommandRes
         return _tune_result(job, outcome, [f"{model}: {why}; nothing was written"], notes)
     rounds, prompt = outcome.final_rounds, job.sizes.prompt
     shown = list(tune_module.figure_lines(job.trials, winner, rounds, prompt))
-    text = profile_text(job, winner, comparison, shown, word)
+    text = profile_text(job, winner, comparison, shown, [word])
     path, backup = tune_space.write(model, where.tuned_profiles, text)
     lines = [
         f"{model} with {winner.name}: {comparison.verdict}",
