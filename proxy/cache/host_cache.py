@@ -12,7 +12,7 @@ slot (`--no-kv-unified`). They keep one list of copies, oldest first:
   best copy is moved into the slot and leaves the list. So a new conversation that begins like an
   old one takes its copy.
 - A task that names its slot, even with no tokens, copies and moves nothing for that slot: its
-  content since the last task is lost.
+  content since the last task is lost. One with neither name nor tokens copies all idle slots.
 - The oldest copies are dropped until the new one fits; a copy above the limit is not made and drops
   nothing. With `--cache-ram -1` the limit is the tokens of all slots together.
 

@@ -415,6 +415,14 @@ def is_worth_saving(case: SaveCase, pause_max_s: float) -> bool:
     return not case.streams or case.save_s <= pause_max_s
 
 
+def is_worth_copying(tokens: int, return_p: float) -> bool:
+    """Return whether to make the engine copy a slot to its host cache before a file overwrites it.
+
+    `tokens` are in no file. A copy takes about as long as the engine needs for a few tokens.
+    """
+    return return_p * tokens >= _WORTH_TOKENS
+
+
 def idle_before_save_s(case: SaveCase) -> float:
     """Return how long an engine must have been idle when a save begins.
 

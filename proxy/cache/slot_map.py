@@ -413,6 +413,18 @@ class SlotMap:
         slot.is_aimed = slot.is_reserved
         return others
 
+    def mark_copied(self, number: int) -> None:
+        """Note that an unnamed empty task got this slot: the engine copies all idle slots."""
+        now = next(self._turn)
+        self.uses += 1
+        taken = [slot for slot in self._slots if slot.id_slot == number and slot.is_unused]
+        if self.host_cache:
+            self.host_cache.note_copies(slot.in_engine for slot in taken)
+            self._note_copied(None, self.host_cache)
+        for slot in taken:
+            slot.started_tick = slot.freed_tick = now
+            slot.content = slot.content._replace(task=None)
+
     def confirm(self, slot: Slot, number: int) -> None:
         """Note the number of a slot, as the engine reported it."""
         for other in self._slots:

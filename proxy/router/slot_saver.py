@@ -5,8 +5,10 @@ comes. Before a save that takes seconds it is idle for longer. A busy engine sav
 will take next, if no stream would wait for that, or if few slots are free. Nothing is saved twice;
 a failed save is retried after the next request.
 
-If a request takes over a slot, the old content is saved, and the slot is filled from a file. The
-engine does both between two batches, so the request waits no longer than for the end of a batch.
+If a request takes over a slot, the old content is saved, and the slot is filled from a file. If the
+save does not pay, or would pause streams for too long, the engine copies the old content to its
+host cache first. It does all of this between two batches, so the request waits no longer than for
+the ends of two batches.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from proxy.cache.save_policy import (
     Transfer,
     due_in_s,
     idle_before_save_s,
+    is_worth_copying,
     is_worth_saving,
     pays_to_restore,
 )
@@ -42,6 +45,7 @@ from proxy.router.engine_faults import ListSlots
 from proxy.router.lease import Clock, Lease, RoutingTarget
 from proxy.router.registry import InstanceTasks
 from proxy.settings import ProxySettings
+from proxy.upstream.engine_state import copy_slots
 from proxy.upstream.upstream import Timings
 
 # An engine that lists its slots each second does not notice that clients left.
@@ -234,12 +238,13 @@ class SlotSaver:
         return self._to_restore(lease, slot) is not None
 
     async def fill(self, lease: Lease, slot: Slot) -> None:
-        """Save the old content of a slot of known number, and fill it from the best file."""
+        """Save or copy the old content of a slot of known number; fill it from the best file."""
         if slot.previous and (saving := self._saving.get(slot)):  # since before it was taken
             await saving.wait()
         if slot.previous and self._pays(lease, slot):
             await self.save(lease.instance, slot, slot.previous)
         if saved := self._to_restore(lease, slot):
+            await self._copy(lease, slot)
             await self._restore(lease, slot, saved)
 
     def _to_restore(self, lease: Lease, slot: Slot) -> SavedPrompt | None:
@@ -278,6 +283,23 @@ class SlotSaver:
         if case and not is_worth:
             self._skip(lease.instance, content, NoFile.COST)
         return is_worth
+
+    async def _copy(self, lease: Lease, slot: Slot) -> None:
+        """Have the engine copy content to its host cache that was not saved, if that pays."""
+        upstream, content = lease.upstream, slot.previous
+        slot_map = self._prefix_index.slot_maps[upstream.name]
+        if content is None or content.conversation is None or not slot_map.is_lost_if_named(slot):
+            return
+        if slot_map.owners.has_others(lease.request.owner):  # they do not use the host cache
+            return
+        turn_hashes = self._prefix_index.fingerprint(upstream.name, content).turn_hashes
+        saved_tokens = self._prefix_index.files.tokens(upstream.cache_key, turn_hashes)
+        returns = self._measures[upstream.model].returns
+        return_p = returns.return_p(content.conversation.number, self._clock())
+        if is_worth_copying(content.tokens - saved_tokens, return_p):
+            number = await copy_slots(upstream, self._settings)
+            if number is not None:
+                slot_map.mark_copied(number)
 
     async def _restore(self, lease: Lease, slot: Slot, saved: SavedPrompt) -> None:
         slot.drop_previous()

@@ -1,4 +1,4 @@
-"""Reads an engine's slots (`/slots`) and metrics (`/metrics`); refreshes and clears its slots.
+"""Reads an engine's slots (`/slots`) and metrics (`/metrics`); refreshes, copies and clears slots.
 
 If `/slots` is polled at 1 Hz or more, the engine notices late that clients have disconnected.
 
@@ -85,6 +85,21 @@ async def refresh_slots(
     async with asyncio.TaskGroup() as group:
         for slot, lora in slots.items():
             group.create_task(refresh(slot, lora))
+
+
+async def copy_slots(upstream: Upstream, settings: ProxySettings) -> int | None:
+    """Make an engine copy all of its idle slots to its host cache, without changing them.
+
+    Returns the slot that it used for that, the least recently used one; None if it failed.
+
+    Source: measured on build 10434; server-context.cpp, get_available_slot.
+    """
+    with suppress(ProxyError, ValueError, AttributeError):
+        members = {"prompt": [[]], "n_predict": 0}
+        page = await _complete(upstream, members, settings, _REFRESH_TIMEOUT_S)
+        number = orjson.loads(page.body).get("id_slot")
+        return number if isinstance(number, int) else None
+    return None
 
 
 async def clear_slots(upstream: Upstream, settings: ProxySettings) -> None:

@@ -1,10 +1,11 @@
 """Random conversations on the real engine; compares what it finds with the model of its host cache.
 
 Conversations share system prompts, are edited, end and begin. A turn whose slot still holds its
-conversation names that slot, as the router does; sometimes all idle slots get an empty prompt. Two
-figures for each limit: in how many turns the engine found what was believed (slot, host cache or
-neither), and how many of its copies, which it logs after each step, are the believed ones. Exit
-code 1 where a share is below 0.95.
+conversation names that slot, as the router does; sometimes all idle slots get an empty prompt, or
+the engine chooses a slot for one, so that it copies all of them. Two figures for each limit: in how
+many turns the engine found what was believed (slot, host cache or neither), and how many of its
+copies, which it logs after each step, are the believed ones. Exit code 1 where a share is below
+0.95.
 """
 
 from __future__ import annotations
@@ -126,6 +127,9 @@ class Check:
         if self._chance.random() < 0.1:
             self._refresh()
             return
+        if self._chance.random() < 0.1:
+            self._copy()
+            return
         chat = self._pick()
         if self._chance.random() < 0.05:
             del chat.tokens[len(chat.tokens) // 2 :]  # an edit
@@ -181,6 +185,15 @@ class Check:
             others = (held for id_slot, held in self._slots.items() if id_slot != slot)
             self._cache.note_copies(others)
             self._engine.post(prompt=[[]], n_predict=0, id_slot=slot)
+        self._compare()
+
+    def _copy(self) -> None:
+        oldest = self._order[0]
+        self._cache.note_copies([self._slots[oldest], *self._slots.values()])
+        taken = self._engine.post(prompt=[[]], n_predict=0)["id_slot"]
+        if taken != oldest:
+            raise RuntimeError(f"the engine took slot {taken}, not {oldest}")
+        self._use(taken)
         self._compare()
 
     def _compare(self) -> None:

@@ -40,6 +40,8 @@ _TOKEN_BYTES: Final = 50_000
 # The time of a transfer.
 _TRANSFER_S: Final = 0.01
 _BYTES_PER_S: Final = 1e9
+# The time of an empty task, which copies the idle slots.
+_EMPTY_S: Final = 0.05
 _NEVER_S: Final = 1e5
 _CACHE_KEY: Final = "key"
 _ANSWER_TOKENS: Final = 40
@@ -156,17 +158,17 @@ class _Engine:
         self._slots = [_Slot(number) for number in range(case.slots)]
         self._copies: list[_Text] = []  # The host cache, oldest first.
         self._tasks = count(1)
-        self._transfers: list[tuple[float, asyncio.Event]] = []
+        self._pauses: list[tuple[float, asyncio.Event]] = []
         self._wanted = asyncio.Event()
 
     async def run(self) -> None:
         """Compute passes until the task is cancelled."""
         while True:
             self._wanted.clear()
-            for duration_s, done in self._transfers:
+            for duration_s, done in self._pauses:
                 await asyncio.sleep(duration_s)
                 done.set()
-            self._transfers.clear()
+            self._pauses.clear()
             prompts = [slot for slot in self._slots if slot.prompt_left]
             answers = [slot for slot in self._slots if slot.answer_left]
             if prompts or answers:
@@ -198,8 +200,11 @@ class _Engine:
             case "GET", "/slots":
                 await _say(call, [self._state(slot) for slot in self._slots])
             case "POST", "/completion":  # an empty prompt: the slot counts as used
-                self._begin(self._slots[json.loads(call.body)["id_slot"]])
-                await _say(call, {"content": ""})
+                number = json.loads(call.body).get("id_slot")
+                await self._pause(_EMPTY_S)
+                slot = self._choose(()) if number is None else self._slots[number]
+                self._begin(slot)
+                await _say(call, {"content": "", "id_slot": slot.number})
             case "POST", "/v1/chat/completions":
                 await self._chat(call, json.loads(call.body))
             case _:
@@ -235,8 +240,15 @@ class _Engine:
         idle = [slot for slot in reversed(self._slots) if not slot.is_busy]
         slot = min(idle, key=attrgetter("task"))
         self._copy(slot.text)
-        best = max([slot.text, *self._copies], key=lambda text: _common(text, prompt))
-        if best in self._copies and _common(best, prompt) >= _KEPT_MIN * _tokens(best):
+        shared = _common(slot.text, prompt)
+        kept_share = shared / _tokens(slot.text) if slot.text else -1.0
+        best: _Text | None = None
+        for copy in self._copies:
+            tokens = _common(copy, prompt)
+            share = tokens / _tokens(copy)
+            if share >= _KEPT_MIN and share > kept_share and tokens > shared:
+                best, kept_share, shared = copy, share, tokens
+        if best is not None:
             self._copies.remove(best)
             slot.text = best
         return slot
@@ -323,12 +335,17 @@ class _Engine:
         return
 
     async def _transfer(self, tokens: int) -> Transfer:
-        size_bytes, done = tokens * _TOKEN_BYTES, asyncio.Event()
+        size_bytes = tokens * _TOKEN_BYTES
         duration_s = _TRANSFER_S + size_bytes / _BYTES_PER_S
-        self._transfers.append((duration_s, done))
+        await self._pause(duration_s)
+        return Transfer(tokens, size_bytes, duration_s)
+
+    async def _pause(self, duration_s: float) -> None:
+        """Wait for the end of a pass, and for a task that takes so long."""
+        done = asyncio.Event()
+        self._pauses.append((duration_s, done))
         self._wanted.set()
         await done.wait()
-        return Transfer(tokens, size_bytes, duration_s)
 
 
 async def _say(call: Call, page: object, status: str = "200 OK") -> None:

@@ -12,6 +12,7 @@ from proxy.cache.save_policy import (
     SaveCase,
     due_in_s,
     idle_before_save_s,
+    is_worth_copying,
     is_worth_saving,
     pays_to_compute_ahead,
     pays_to_restore,
@@ -156,3 +157,9 @@ def test_an_engine_works_ahead_for_a_share_of_its_time() -> None:
     assert not budget.allows(1000.0, 160.0)
     assert budget.allows(1000.0, 500.0)  # longer work waits until all is saved up
     assert not IdleBudget(0.0, 0.0).allows(0.0, 1000.0)
+
+
+def test_content_is_copied_whose_conversation_probably_returns() -> None:
+    assert is_worth_copying(200, 0.8)
+    assert not is_worth_copying(200, 0.1)
+    assert not is_worth_copying(20, 1.0)  # a file has nearly all of it

@@ -23,3 +23,17 @@ def test_where_caches_lose_nothing_nothing_changes() -> None:
     without, _ = simulate(replace(case, proxy={"slot_hold_max_s": 0}))
     assert not router.queues["chat"].holds.counts
     assert found == without
+
+
+def test_little_is_computed_again_if_nothing_may_be_saved_while_streams_run() -> None:
+    case = AgentsCase(
+        seed=4,
+        turns=(4, 8),
+        prefill_tps=250,
+        decode_tps=25,
+        host_cache_bytes=8e9,
+        has_files=True,
+        proxy={"slot_save_pause_max_ms": 0},
+    )
+    found, _ = simulate(case)
+    assert found.computed <= 0.8 * found.new

@@ -31,15 +31,18 @@ TRANSFER = Transfer(HELD, 3_000_000, 0.01)
 
 
 class Engine(Fake):
-    """Has one used slot, and refuses requests that would make it the latest."""
+    """Has one used slot, and counts the empty requests in it."""
 
     def __init__(self, socket: Path) -> None:
         super().__init__("chat.0", socket, self._play)
         self.says_slots = False
+        self.empties = 0
 
-    @staticmethod
-    async def _play(call: Call) -> None:
-        page = [{"id": 0, "id_task": 3, "n_prompt_tokens": HELD, "is_processing": False}]
+    async def _play(self, call: Call) -> None:
+        page: object = [{"id": 0, "id_task": 3, "n_prompt_tokens": HELD, "is_processing": False}]
+        if call.line.startswith("POST /completion"):
+            self.empties += 1
+            page = {"id_slot": 0, "content": ""}
         said = json.dumps(page).encode()
         await call.head("Content-Type: application/json", f"Content-Length: {len(said)}")
         await call.send(said)
@@ -48,7 +51,8 @@ class Engine(Fake):
 class Storage:
     """Keeps files in memory, and tells the router of them at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
         self.calls: list[tuple[str, int, str]] = []
         self.verified: list[tuple[str, int, int]] = []
         self.router = Router()
@@ -95,7 +99,7 @@ async def storage(request: pytest.FixtureRequest) -> AsyncIterator[Storage]:
     with TemporaryDirectory(prefix="corral-") as directory:
         engine = Engine(Path(directory) / "engine.sock")
         await engine.start()
-        found = Storage()
+        found = Storage(engine)
         found.router = Router()
         found.router.signals.restore_verified.connect(found.note_verified)
         upstream = replace(
@@ -197,6 +201,28 @@ async def test_what_a_file_overwrites_is_saved_even_if_the_host_cache_loses_noth
     store(storage, OTHER)
     assert (await answered(storage, OTHER)).restored
     assert [what for what, *_ in storage.calls] == ["save", "restore"]
+    assert not storage.engine.empties
+
+
+async def test_what_is_not_saved_is_copied_before_a_file_overwrites_it(storage: Storage) -> None:
+    storage.is_full = True
+    await answered(storage, FIRST)
+    store(storage, OTHER)
+    assert (await answered(storage, OTHER)).restored
+    assert [what for what, *_ in storage.calls] == ["restore"]
+    assert storage.engine.empties == 1
+    lease = await answered(storage, NEXT)
+    assert lease.id_slot is None  # with a name, the engine would look in that slot only
+    assert lease.expected_cached > 100
+
+
+@pytest.mark.parametrize("storage", [{"host_cache_bytes": 0}], indirect=True)
+async def test_nothing_is_copied_without_a_host_cache(storage: Storage) -> None:
+    storage.is_full = True
+    await answered(storage, FIRST)
+    store(storage, OTHER)
+    assert (await answered(storage, OTHER)).restored
+    assert not storage.engine.empties
 
 
 async def test_a_request_whose_file_is_gone_looks_in_the_host_cache(storage: Storage) -> None:
