@@ -16,6 +16,7 @@ from supervisor.daemon.control_messages import AdaptedValue, DaemonStatus, Worke
 from supervisor.daemon.model_commands import running_status
 from supervisor.fleet.model import saved_room
 from supervisor.fleet.planner import LaunchPlanner
+from supervisor.models.metadata import shards_of
 from supervisor.output import (
     CommandResult,
     colored,
@@ -36,6 +37,7 @@ from supervisor.rpc.address import KnownWorkers
 from supervisor.settings.load import read_changes
 from supervisor.slot_store.store import RestoreOutcome
 from supervisor.system import machine
+from supervisor.system.page_cache import held_bytes
 from supervisor.system.paths import directories
 
 
@@ -129,6 +131,19 @@ def _saved_slot_lines(made: Plan, restored: RestoreOutcome | None) -> Iterator[s
         yield "its recurrent layers use one only if a prompt continues all of it"
     elif made.window_tokens:
         yield "its sliding window uses one only if a prompt continues all of it"
+
+
+def kept_text(weights_bytes: int, cached_bytes: int | None, *, saves: bool) -> str:
+    """Return what an unload keeps, so that the next load is fast."""
+    now = "" if cached_bytes is None else f" (now {size(cached_bytes)} of {size(weights_bytes)})"
+    weights = f"the weights{now} in the page cache, while nothing else needs the memory"
+    return f"an unload keeps {'conversations on disk, and ' if saves else ''}{weights}"
+
+
+def _cached_bytes(shards: Sequence[Path]) -> int | None:
+    found = [held_bytes(shard) for shard in shards]
+    known = [count for count in found if count is not None]
+    return sum(known) if len(known) == len(found) else None
 
 
 def _experts_kept(layers: Sequence[int]) -> str:
@@ -242,6 +257,7 @@ class _Planned:
         self.encrypts = persistence.encrypts
         self.budget = persistence.budget()
         self.saved_max, self.disk_room = saved_room(made, self.budget)
+        self.cached_bytes = _cached_bytes(shards_of(made.gguf.path))  # None: unknown
         # Limit of slots while requests queue; None if their number is fixed.
         self.most_slots = most_slots(planner, name)
 
@@ -270,6 +286,11 @@ class _Planned:
                 "disk_is_auto": self.budget.is_auto,
                 "full_ones_on_disk": self.saved_max,
                 "swa_full_bytes": _full_window_bytes(made),
+            },
+            "kept_by_unload": {
+                "conversations": self.not_persisted_reason is None,
+                "weights_bytes": made.gguf.size_bytes,
+                "weights_cached_bytes": self.cached_bytes,
             },
             "memory": {
                 "host": _bytes(taken.host),
@@ -315,13 +336,15 @@ class _Planned:
             encrypts=self.encrypts,
             room=self.disk_room,
         )
+        saves = self.not_persisted_reason is None
+        kept = kept_text(made.gguf.size_bytes, self.cached_bytes, saves=saves)
         parts = [
             *(hanging("", line, columns) for line in about),
             *flag_lines(made.lines, columns),
             *(["", "omitted:", *flag_lines(made.omitted, columns)] if made.omitted else []),
             "",
             memory_table(self._taken(), columns),
-            *(hanging("", line, columns) for line in (*self._memory(), saved)),
+            *(hanging("", line, columns) for line in (*self._memory(), saved, kept)),
             "",
             shlex.join(self.argv),
         ]

@@ -116,7 +116,7 @@ def read(path: Path, *, cache_dir: Path) -> Gguf:
 
     Raises ModelInvalid: the file is missing, not a valid GGUF, truncated, or a later shard.
     """
-    shards = _shards(path.absolute())
+    shards = shards_of(path.absolute())
     try:
         key = files.key_of(shards, _CACHE_VERSION)
     except OSError as error:
@@ -141,7 +141,8 @@ def _freeze(value: Any) -> Any:
     return tuple(map(_freeze, value)) if isinstance(value, list) else value
 
 
-def _shards(path: Path) -> tuple[Path, ...]:
+def shards_of(path: Path) -> tuple[Path, ...]:
+    """Return the files of a model by its first; raises ModelInvalid if one is missing."""
     split = _SHARD.fullmatch(path.name)
     if not split:
         return (_check_exists(path),)

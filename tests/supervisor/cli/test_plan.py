@@ -5,7 +5,7 @@ from typing import Any
 
 from support.samples import engine, machine, model
 
-from supervisor.cli.plan import conversations
+from supervisor.cli.plan import conversations, kept_text
 from supervisor.fleet.model import cache_sizes, saved_room
 from supervisor.plan.plan import Plan, make_plan
 from supervisor.plan.profile import load
@@ -68,3 +68,12 @@ def test_the_limit_of_a_sliding_window_is_shown() -> None:
     assert text.endswith("its sliding window uses one only if a prompt continues all of it")
     whole = planned(**window, flags={"swa-full": True})
     assert shown(whole).startswith(f"{SAVED};")
+
+
+def test_what_an_unload_keeps_is_shown() -> None:
+    cache = "in the page cache, while nothing else needs the memory"
+    gib = 2**30
+    found = kept_text(4 * gib, 3 * gib, saves=True)
+    now = "now 3.0 GiB of 4.0 GiB"
+    assert found == f"an unload keeps conversations on disk, and the weights ({now}) {cache}"
+    assert kept_text(4 * gib, None, saves=False) == f"an unload keeps the weights {cache}"
