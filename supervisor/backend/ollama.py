@@ -78,7 +78,8 @@ async def _running(words: Sequence[str]) -> AsyncIterator[asyncio.StreamReader]:
     """Yield the output of a command; wait for its end, or interrupt it if the block fails."""
     try:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "supervisor.cli", *words),
+            # -P: files of the working directory are not imported
+            *(sys.executable, "-P", "-m", "supervisor.cli", *words),
             stdin=DEVNULL,
             stdout=PIPE,
             stderr=DEVNULL,

@@ -39,8 +39,9 @@ if TYPE_CHECKING:
     from supervisor.settings.load import Loaded
 
 _CERTIFICATES: Final = "SSL_CERT_FILE"
-# Without the tables of columns, which take 0.7 MB, tracebacks name only lines.
-DAEMON: Final = ("-X", "no_debug_ranges", "-m", "supervisor.cli.serve")
+# -P: files of the working directory are not imported. Without the tables of columns, which take
+# 0.7 MB, tracebacks name only lines.
+DAEMON: Final = ("-P", "-X", "no_debug_ranges", "-m", "supervisor.cli.serve")
 
 
 def spawn_daemon(
@@ -338,7 +339,7 @@ def _facts(scope: units.Scope, config: Path | None) -> units.ServiceFacts:
     names = ("PATH", *_DIRECTORY_VARIABLES)
     environment = {name: value for name in names if (value := os.environ.get(name))}
     program = Path(sys.executable).parent / "corral"
-    module = (sys.executable, "-m", "supervisor.cli")
+    module = (sys.executable, "-P", "-m", "supervisor.cli")
     return units.ServiceFacts(
         scope,
         (str(program),) if program.is_file() else module,

@@ -334,7 +334,15 @@ def download(
     return target
 
 
+# -P: files of the working directory are not imported.
+_PIP: Final = (sys.executable, "-P", "-m", "pip")
 # The default of `--index-url` in pip's help; no other option has a URL as its default.
+_PIP: Final = (
+    sys.executable,
+    "-P",
+    "-m",
+    "pip",
+)  # -P: no file of the working directory is imported
 _DEFAULT_INDEX: Final = re.compile(r"\(default (https?://[^\s()]{1,500})\)")
 _JSON: Final = "application/vnd.pypi.simple.v1+json"
 _PAGE_MAX_BYTES: Final = 16 * 1024**2
@@ -430,7 +438,7 @@ def _default_index() -> str | None:
 
 
 def _pip(*arguments: str) -> str:
-    argv = [sys.executable, "-m", "pip", *arguments]
+    argv = [*_PIP, *arguments]
     wide = {**os.environ, "COLUMNS": "1000"}  # lines are not broken
     try:
         return subprocess.run(
@@ -446,7 +454,7 @@ def pip_download(requirement: str, directory: Path) -> None:
     Source: `pip download` moves finished files out of its own temporary directory. Raises
     DownloadFailed: pip failed; the message has its last lines.
     """
-    argv = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+    argv = [*_PIP, "download", "--quiet", "--disable-pip-version-check"]
     argv += ["--no-deps", "--only-binary=:all:", "--dest", str(directory), requirement]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=3600, check=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -34,3 +35,12 @@ def test_a_daemon_that_start_runs_loads_no_command_line_and_nothing_for_consoles
     consoles = {"colorama", "greenlet", "rich", "supervisor.cli.app", "typer"}
     unused = {*consoles, "gguf", "httpx", "numpy"}
     assert not loaded & unused
+
+
+def test_a_daemon_imports_no_file_of_its_working_directory(tmp_path: Path) -> None:
+    for name in ("supervisor", "proxy", "json"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a stranger')", "utf-8")
+    argv = [sys.executable, *DAEMON, "--help"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "a stranger" not in done.stderr
+    assert "--report-fd" in done.stdout + done.stderr

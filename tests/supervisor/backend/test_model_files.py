@@ -86,3 +86,15 @@ async def test_a_command_that_says_something_else_is_an_error() -> None:
     lines: Any = ollama.command_lines(["--version"])
     with pytest.raises(CorralError, match="something unexpected"):
         await anext(lines)
+
+
+async def test_a_command_imports_no_file_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "supervisor").mkdir()
+    for name, text in (("__init__", ""), ("cli", "print('{}')")):
+        (tmp_path / "supervisor" / f"{name}.py").write_text(text, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    lines: Any = ollama.command_lines(["--version"])
+    with pytest.raises(CorralError, match="something unexpected"):
+        await anext(lines)
