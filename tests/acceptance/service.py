@@ -16,7 +16,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -32,6 +32,7 @@ from support.steady_client import SteadyClient  # noqa: E402
 
 UNIT: Final = "llama-corral"
 CORRAL: Final = str(Path(sys.executable).parent / "corral")
+SETTINGS_FILE: Final = "/etc/llama-corral/corral.toml"
 SETTINGS: Final = """
 [models.tiny]
 path = "/srv/models/tiny.gguf"
@@ -45,6 +46,8 @@ adaptive = false
 """
 WATCHDOG: Final = "[Service]\nWatchdogSec=3\n"
 RESTARTS: Final = 3
+NEXT: Final = "99.0.0"  # the version of the upgrade
+KEPT: Final = tuple(f"/{path}/llama-corral" for path in ("etc", "var/lib", "var/cache", "var/log"))
 
 
 class Container:
@@ -146,10 +149,9 @@ def checks(container: Container, port: int) -> Iterator[tuple[str, bool, str]]:
     models = container.root / "srv" / "models"
     models.mkdir(parents=True)
     tiny_gguf.make(models / "tiny.gguf").chmod(0o644)
-    settings = "/etc/llama-corral/corral.toml"
-    container.write(settings, SETTINGS.format(port=port))
-    key = container.ok(CORRAL, "key", "add", "me", "--config", settings)
-    container.ok(CORRAL, "slots", "new-key", "--config", settings)
+    container.write(SETTINGS_FILE, SETTINGS.format(port=port))
+    key = container.ok(CORRAL, "key", "add", "me", "--config", SETTINGS_FILE)
+    container.ok(CORRAL, "slots", "new-key", "--config", SETTINGS_FILE)
     container.ok(CORRAL, "service", "install")
     until(lambda: container.shown("StatusText") == "1 of 1 instances ready")
     yield "installed; models are ready", True, ""
@@ -163,8 +165,53 @@ def checks(container: Container, port: int) -> Iterator[tuple[str, bool, str]]:
     yield "without a key", _status(port, None) == 401, str(_status(port, None))
     yield "with a key from a credential", _status(port, key) == 200, str(_status(port, key))
     yield _encrypts(container)
-    yield _restarts(container, port, key)
-    container.write(settings, SETTINGS.format(port=port) + "nonsense = 1\n")
+    restarts = [lambda: container.ok("systemctl", "restart", UNIT)] * RESTARTS
+    yield f"{RESTARTS} restarts, 8 clients", *_under_load(port, key, restarts)
+    before, upgrade = _version(container), _upgrade_steps(container)
+    is_well, figures = _under_load(port, key, upgrade)
+    after = _version(container)
+    yield "upgrade, 8 clients", is_well and (before != after == NEXT), f"to {after}, {figures}"
+    yield from _faults(container, port, key, unit)
+    container.ok(CORRAL, "service", "uninstall")
+    left = container.try_("pgrep", "-f", "llama-server").stdout
+    yield "uninstalled; no process is left", not left, left
+    container.ok("userdel", "llama-corral")
+    removed = container.try_("id", "llama-corral").returncode != 0
+    kept = [path for path in KEPT if container.try_("test", "-e", path).returncode == 0]
+    yield "the account is removed, the files stay", removed and kept == [*KEPT], " ".join(kept)
+    yield _of_user(container, port)
+
+
+def _of_user(container: Container, port: int) -> tuple[str, bool, str]:
+    """Install, restart and uninstall a service of a user."""
+    container.ok("useradd", "--create-home", "anna")
+    uid = container.ok("id", "-u", "anna")
+    container.ok("systemctl", "start", f"user@{uid}.service")
+    settings = "/home/anna/.config/llama-corral/corral.toml"
+    model = '[models.tiny]\npath = "/srv/models/tiny.gguf"\n'
+    container.write(settings, f'{model}[proxy]\nlisten = "127.0.0.1:{port}"\n')
+    container.ok("chown", "-R", "anna:", "/home/anna")
+    environ = ["env", "HOME=/home/anna", f"XDG_RUNTIME_DIR=/run/user/{uid}"]
+    as_anna = ["setpriv", f"--reuid={uid}", "--regid=anna", "--init-groups", *environ]
+
+    def status() -> str:
+        return container.try_(*as_anna, CORRAL, "service", "status", "--user").stdout
+
+    container.ok(*as_anna, CORRAL, "service", "install", "--user")
+    until(lambda: "1 of 1 instances ready" in status())
+    before = status()
+    container.ok(*as_anna, "systemctl", "--user", "restart", UNIT)
+    until(lambda: before != (now := status()) and "1 of 1 instances ready" in now)
+    container.ok(*as_anna, CORRAL, "service", "uninstall", "--user")
+    left = container.try_("pgrep", "-f", "llama-server").stdout
+    return "a service of a user", not left and status().strip() == "not installed", left
+
+
+def _faults(
+    container: Container, port: int, key: str, unit: str
+) -> Iterator[tuple[str, bool, str]]:
+    """Yield what becomes of invalid settings, a kill and a hang."""
+    container.write(SETTINGS_FILE, SETTINGS.format(port=port) + "nonsense = 1\n")
     refused = container.try_("systemctl", "reload", UNIT).returncode
     active = container.shown("ActiveState")
     yield "reload of invalid settings fails, and it goes on", bool(refused), active
@@ -172,7 +219,7 @@ def checks(container: Container, port: int) -> Iterator[tuple[str, bool, str]]:
     until(lambda: container.shown("ActiveState") == "failed")
     code, restarts = container.shown("ExecMainStatus"), container.shown("NRestarts")
     yield "invalid settings are not tried again", (code, restarts) == ("78", "0"), f"exit {code}"
-    container.write(settings, SETTINGS.format(port=port))
+    container.write(SETTINGS_FILE, SETTINGS.format(port=port))
     yield "a request starts it again", _status(port, key) == 200, container.shown("ActiveState")
     container.signal(signal.SIGKILL)
     until(lambda: container.shown("NRestarts") == "1")
@@ -185,9 +232,6 @@ def checks(container: Container, port: int) -> Iterator[tuple[str, bool, str]]:
     yield "restarted when it hangs (3 s)", _status(port, key) == 200, f"{took_s:.0f} s"
     entry = container.ok("journalctl", "CORRAL_MODEL=tiny", "-n", "1", "-o", "cat", "--no-pager")
     yield "the journal has fields", "tiny" in entry, ""
-    container.ok(CORRAL, "service", "uninstall")
-    left = container.try_("pgrep", "-f", "llama-server").stdout
-    yield "uninstalled; no process is left", not left, left
 
 
 def _encrypts(container: Container) -> tuple[str, bool, str]:
@@ -204,13 +248,33 @@ def _encrypts(container: Container) -> tuple[str, bool, str]:
     return "encrypts with a key from a credential", is_well, found
 
 
-def _restarts(container: Container, port: int, key: str) -> tuple[str, bool, str]:
+def _version(container: Container) -> str:
+    """Return the version that `corral status` shows for the running daemon."""
+    shown = container.ok("env", "CORRAL_RUNTIME_DIR=/run/llama-corral", CORRAL, "status")
+    return shown.split()[1]
+
+
+def _upgrade_steps(container: Container) -> list[Callable[[], object]]:
+    """Return the steps of docs/upgrade.md; a version written into the sources replaces pip."""
+    sources = str(ROOT / "supervisor" / "__init__.py")
+    version = f's/^__version__ = .*/__version__ = "{NEXT}"/'
+    steps = (
+        ("sed", "-i", version, sources),
+        (CORRAL, "config", "check", "--config", SETTINGS_FILE),
+        (CORRAL, "service", "install"),
+        ("systemctl", "restart", UNIT),
+        (CORRAL, "service", "status"),
+    )
+    return [functools.partial(container.ok, *words) for words in steps]
+
+
+def _under_load(port: int, key: str, steps: Iterable[Callable[[], object]]) -> tuple[bool, str]:
     clients = [SteadyClient(port, keep_alive=number % 2 == 0, key=key) for number in range(8)]
     for client in clients:
         client.start()
-    for _ in range(RESTARTS):
+    for step in steps:
         goal = sum(client.answered for client in clients) + 40
-        container.ok("systemctl", "restart", UNIT)
+        step()
         until(functools.partial(_have_answers, clients, goal))
     for client in clients:
         client.is_stopped = True
@@ -218,8 +282,7 @@ def _restarts(container: Container, port: int, key: str) -> tuple[str, bool, str
     failures = [failure for client in clients for failure in client.failures]
     answered = sum(client.answered for client in clients)
     slowest_s = max(client.slowest_s for client in clients)
-    figures = f"{answered} answered, {len(failures)} failed, at most {slowest_s:.1f} s"
-    return f"{RESTARTS} restarts, 8 clients", not failures, figures
+    return not failures, f"{answered} answered, {len(failures)} failed, at most {slowest_s:.1f} s"
 
 
 def _have_answers(clients: Iterable[SteadyClient], goal: int) -> bool:
