@@ -337,12 +337,6 @@ def download(
 # -P: files of the working directory are not imported.
 _PIP: Final = (sys.executable, "-P", "-m", "pip")
 # The default of `--index-url` in pip's help; no other option has a URL as its default.
-_PIP: Final = (
-    sys.executable,
-    "-P",
-    "-m",
-    "pip",
-)  # -P: no file of the working directory is imported
 _DEFAULT_INDEX: Final = re.compile(r"\(default (https?://[^\s()]{1,500})\)")
 _JSON: Final = "application/vnd.pypi.simple.v1+json"
 _PAGE_MAX_BYTES: Final = 16 * 1024**2
