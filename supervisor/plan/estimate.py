@@ -189,9 +189,12 @@ def on_devices(
     """Return the memory of all devices together; `extra_bytes` are not for layers."""
     gguf, chosen = memory_inputs.gguf, memory_inputs.chosen
     placed = placement.placed_weights(gguf, found, _names(devices))
-    if not placed.total:
+    computes_there = chosen.get("op-offload") is not False
+    # Without layers too a device computes large batches; if none fit, `--fit` leaves it alone.
+    is_chosen = bool(devices) and str(chosen.get("gpu-layers")).isdecimal()
+    if not placed.total and not (is_chosen and computes_there):
         return MemoryBreakdown()
-    copied = placed.largest_kept if chosen.get("op-offload") is not False else 0
+    copied = placed.largest_kept if computes_there else 0
     return MemoryBreakdown(
         weights=placed.total + _output_copy(gguf, found),
         kv=sum(offloaded_kv(gguf, layout, found, chosen)),

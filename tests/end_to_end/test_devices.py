@@ -210,7 +210,7 @@ def test_the_device_is_left_to_other_programs_and_taken_back(
     configure: Callable[..., CorralCli],
 ) -> None:
     small = ON_DEVICE.replace("8192", "1024")
-    on_host = small.replace('"all"', "0")
+    on_host = small.replace('"all"', "0\nop-offload = false")
     corral = configure(
         a=f"[models.a.flags]\n{small}",
         b=f"[models.b.flags]\n{small}",

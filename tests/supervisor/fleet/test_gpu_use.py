@@ -34,7 +34,8 @@ def test_layers_and_memory_on_a_gpu_are_those_of_the_plan() -> None:
 def test_without_a_device_nothing_is_on_a_gpu() -> None:
     assert gpu_use([planned().estimate]) == GpuUse()
     assert gpu_use([]) == GpuUse()
-    assert gpu_use([planned(GPU, **{"gpu-layers": 0}).estimate]) == GpuUse()
+    on_host = {"gpu-layers": 0, "op-offload": False}
+    assert gpu_use([planned(GPU, **on_host).estimate]) == GpuUse()
 
 
 def test_a_worker_is_no_gpu() -> None:

@@ -22,6 +22,7 @@ CASES: dict[str, dict[str, FlagValue]] = {
         "cache-type-v": "q8_0",
     },
     "half of the layers": {"gpu-layers": 3, "parallel": 2},
+    "no layers, but large batches": {"gpu-layers": 0, "parallel": 1},
     "no flash attention": {"gpu-layers": "all", "parallel": 1, "flash-attn": "off"},
 }
 
