@@ -17,7 +17,7 @@ from support.documented_metrics import documented_metrics
 
 from proxy.auth.api_keys import OPEN_PATHS
 from proxy.settings import ProxySettings
-from scripts.deploy import check, sbom
+from scripts.deploy import check
 from supervisor.service.units import ServiceFacts
 from supervisor.settings.load import load
 from supervisor.settings.schema import Settings
@@ -156,17 +156,6 @@ def labelled(spec: dict[str, Any]) -> dict[str, Any]:
     return {**spec, "template": {**spec["template"], "metadata": {"labels": {}}}}
 
 
-def test_the_list_of_contents_has_the_debian_packages() -> None:
-    control = (
-        "Package: libstdc++6\nVersion: 14.2.0-19\nArchitecture: amd64\nDescription: x\n A: b\n"
-    )
-    document = sbom.merge({"bomFormat": "CycloneDX", "components": [{"name": "attrs"}]}, [control])
-    assert document["bomFormat"] == "CycloneDX"
-    assert [entry["name"] for entry in document["components"]] == ["attrs", "libstdc++6"]
-    purl = "pkg:deb/debian/libstdc%2B%2B6@14.2.0-19?arch=amd64"
-    assert document["components"][1]["purl"] == purl
-
-
 def test_one_port_is_the_default_one() -> None:
     [port] = CONTAINER["ports"]
     [service_port] = parsed(KUBERNETES / "service.yaml")["spec"]["ports"]
@@ -211,7 +200,7 @@ def test_the_image_has_all_that_a_wheel_is_made_of() -> None:
     copied = re.findall(r"^COPY (?!--)(.*) \S+$", CONTAINERFILE, re.MULTILINE)
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]
     wheel = wheel["targets"]["wheel"]
-    files = {"pyproject.toml", "README.md", "LICENSE", "scripts/deploy/sbom.py"}
+    files = {"pyproject.toml", "README.md", "LICENSE"}
     wanted = {*wheel["packages"], *wheel["force-include"], *files}
     assert set(" ".join(copied).split()) == wanted
 
