@@ -87,6 +87,7 @@ class SlotFiles(Part):
         self._wake = asyncio.Event()
         self._answered_at_s = float("-inf")  # a shared directory, with these rooms
         self._shared_rooms_bytes: Mapping[str, int] = {}
+        self._fault = ""  # why it could not be used at the last look
         self._looking: asyncio.Task[None] | None = None
         self._byte_s = _BYTE_S
         self._measured_at_s = float("-inf")
@@ -106,7 +107,8 @@ class SlotFiles(Part):
         if not store.shared:
             return store.rooms_bytes()
         if self._is_silent:
-            raise OSError(f"{store.root} has not answered for {_SILENT_S:.0f} s")
+            reason = self._fault or f"{store.root} has not answered for {_SILENT_S:.0f} s"
+            raise OSError(reason)
         return self._shared_rooms_bytes
 
     @property
@@ -193,12 +195,14 @@ class SlotFiles(Part):
         try:
             has_changed, rooms_bytes = await self.run(self._persistence().store.poll)
             self._shared_rooms_bytes, self._answered_at_s = rooms_bytes, time.monotonic()
+            self._fault = ""
             if has_changed:
                 async with self._lock:
                     await self._reconcile()
                     await self.evict()
         except (OSError, AccessDenied) as error:
-            self._pause_saving(str(error))
+            self._fault = str(error)
+            self._pause_saving(self._fault)
 
     async def _measure(self, store: SlotStore) -> None:
         """Measure how fast a shared directory is read, unless a restore did lately."""

@@ -1,5 +1,6 @@
 """Daemons that share a directory of slot files agree without a lock."""
 
+import asyncio
 import errno
 import os
 import shutil
@@ -9,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from support.corral_cli import PATIENCE_S
 from support.instance_harness import RecordingTraffic
 from support.slot_files import manifest, write
 
@@ -244,6 +246,14 @@ async def test_nothing_is_saved_while_a_shared_directory_does_not_answer(tmp_pat
     assert not files.may_save(1000)
     with pytest.raises(OSError, match="has not answered"):
         _ = files.rooms_bytes
+    (tmp_path / "shared").touch()
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+        serving = group.create_task(files.serve())
+        await asyncio.sleep(0)
+        await files.look()
+        with pytest.raises(OSError, match="cannot use the directory"):
+            _ = files.rooms_bytes
+        serving.cancel()
     assert files.read_limit_s(1000) == 2.0
     files.note_read(1000, 5.01)
     assert files.read_limit_s(1000) == 20.0
