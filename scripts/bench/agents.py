@@ -88,7 +88,7 @@ def main() -> int:
         ]
     if options.smg:
         rival = replace(SMG, program=options.smg).with_flags({"parallel": 2})
-        deployments.insert(0, rival)
+        deployments.insert(0, rival if options.caches else rival.with_flags({"cache-ram": 0}))
     turns = (4, 8) if options.quick else (12, 40)
     with tempfile.TemporaryDirectory(prefix="corral-") as directory:
         if options.simulated:
