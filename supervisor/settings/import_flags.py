@@ -86,6 +86,7 @@ _SWITCH_WORDS: Final = TRUE | _FALSE | {"auto"}
 _NUMBER: Final = re.compile(
     r"[+-]?(?:\d{1,18}|\d{0,15}\.\d{1,15})(?:e[+-]?\d{1,2})?", re.IGNORECASE
 )
+_SECONDS: Final = re.compile(r"[0-9]{1,7}")  # up to what ttl_s takes
 _TABLES: Final = table_beside(__file__)
 _WORDS: Final = frozenset[str](_TABLES["words"])
 _SECRET: Final = re.compile(r"key|token|secret|password", re.IGNORECASE)
@@ -124,6 +125,12 @@ class ModelOptions:
         """The draft model by its reference; a path is the flag `spec-draft-model`."""
         repository = self.words.get("spec-draft-hf")
         return f"{HUB}{repository}" if repository else None
+
+    @property
+    def _ttl_s(self) -> int | None:
+        """The idle time after which its engine sleeps; None if it does not."""
+        word = self.words.get("sleep-idle-seconds", "")
+        return int(word) or None if _SECONDS.fullmatch(word) else None
 
     def read(self, words: Sequence[str]) -> None:
         for name, value in self._options(words):
@@ -290,7 +297,7 @@ class ModelOptions:
         flags = with_paths(settled, lambda path: Path(self._path_here(str(path), notes)))
         others = [other for other in unique(aliases) if other != name and is_alias(other)]
         path = self._path_here(source, notes)
-        own = given(draft=self.draft, aliases=others)
+        own = given(draft=self.draft, aliases=others, ttl_s=self._ttl_s)
         table = {"path": path, **own, **more, **given(args=self.args, flags=flags)}
         if self.flags.get("ctx-size") and "parallel" not in self.flags:
             notes.append(

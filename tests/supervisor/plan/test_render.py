@@ -143,6 +143,7 @@ def test_a_nul_character_never_reaches_a_command_line() -> None:
         "hf",
         "log-file",
         "help",
+        "sleep-idle-seconds",
         "gpt-oss-20b-default",
     ],
 )

@@ -218,6 +218,13 @@ def test_a_model_of_the_hub(command: str, name: str, path: str) -> None:
         assert table["aliases"] == [path.removeprefix("hf:")]
 
 
+def test_an_engine_that_sleeps_becomes_a_model_that_is_unloaded() -> None:
+    for option, expected in (("600", 600), ("-1", None), ("0", None), ("9" * 5000, None)):
+        (table,) = models(f"llama-server -m a.gguf -np 1 --sleep-idle-seconds {option}").values()
+        assert table.get("ttl_s") == expected
+        assert table["flags"] == {"parallel": 1}
+
+
 def test_a_draft_of_the_hub() -> None:
     command = "llama-server -m a.gguf -hfd org/Small-GGUF:Q8_0 --draft-max 8"
     (made,) = converted(command).models
