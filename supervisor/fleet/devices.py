@@ -46,6 +46,17 @@ _FIGURES: Final[Sequence[tuple[str, str, Callable[[DeviceReading], float | None]
         lambda card: card.temperature_c,
     ),
     ("DCGM_FI_DEV_POWER_USAGE", "Power of a card, in W.", lambda card: card.power_w),
+    (
+        "DCGM_FI_DEV_POWER_MGMT_LIMIT",
+        "Most power of a card, in W.",
+        lambda card: card.power_limit_w,
+    ),
+    # A counter, but one of Prometheus' client would have another name.
+    (
+        "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION",
+        "Energy that a card has used, in mJ.",
+        lambda card: None if card.energy_j is None else 1000 * card.energy_j,
+    ),
 )
 
 

@@ -16,6 +16,8 @@ CARD = DeviceReading(
     memory_total_bytes=8 * 1024**3,
     memory_free_bytes=5 * 1024**3,
     power_w=95.5,
+    power_limit_w=110,
+    energy_j=7.25,
     throttled=("power",),
 )
 
@@ -114,6 +116,8 @@ async def test_metrics_have_the_names_of_nvidias_exporter() -> None:
         ("DCGM_FI_DEV_FB_USED", *card): 3 * 1024,
         ("DCGM_FI_DEV_FB_FREE", *card): 5 * 1024,
         ("DCGM_FI_DEV_POWER_USAGE", *card): 95.5,
+        ("DCGM_FI_DEV_POWER_MGMT_LIMIT", *card): 110,
+        ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", *card): 7250,
         ("corral_device_throttled", *card, "power"): 1,
         ("corral_device_throttled", *card, "temperature"): 0,
         ("corral_device_throttled", *card, "current"): 0,
