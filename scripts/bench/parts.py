@@ -132,6 +132,15 @@ PARTS: Final = (
         quick_s=150,
     ),
     Part(
+        "A card that gives way",
+        "scripts/bench/give_way",
+        "A program fills the software device: models leave it and return, while clients stream.",
+        ("--rounds", "2"),
+        ("--quick",),
+        full_s=480,
+        quick_s=150,
+    ),
+    Part(
         "Devices",
         "scripts/bench/device",
         "Flash attention, q8_0 KV, layers and ubatch on a GPU, or on Mesa's software device.",

@@ -5,6 +5,9 @@ the daemon; and, after `corral slots save`, by kill -9 together with the daemon.
 find the conversation in its cache (the engine's `cache_n`), and its first token must come much
 sooner than cold. Cold is the same turn again, on an engine started after `corral slots forget`.
 The time to load the model is shown, and excluded from both.
+
+--sizes 1 4 8 measures instead how soon models of so many GB answer after they left memory: unloaded
+here, asleep (--sleep-idle-seconds), started again, unloaded by llama-server's router mode.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from pathlib import Path
 from support import tiny_gguf
 from support.corral_cli import CorralCli, until
 
+from scripts.bench import return_sizes
 from scripts.bench.conversations import WORDS, TurnResult, chat
 from scripts.bench.event_log import read_event_log
 from scripts.bench.memory_budget import serving
@@ -139,18 +143,28 @@ RESTARTS: Mapping[str, Callable[[CorralCli], None]] = {
 
 def main() -> int:
     """Restart in each way, print a line for it, and return 1 if a goal was missed."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--smollm2", type=Path, help="GGUF; else that of corral model get")
     parser.add_argument("--words", type=int, default=2900, help="of the first question")
     parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--sizes", type=float, nargs="+", metavar="GB", help="of models; see above")
+    parser.add_argument("--rounds", type=int, default=2, help="with --sizes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
     options = parser.parse_args()
+    if options.sizes:
+        return show(return_sizes.measure(options.sizes, options.words, options.rounds), options)
     smollm2 = options.smollm2 or pinned.find_pin("smollm2").path(directories().models)
     with tempfile.TemporaryDirectory(prefix="corral-") as directory:
         other = tiny_gguf.make(Path(directory) / "tiny.gguf", ctx=32768)
         paths = {CHAT: smollm2, OTHER: other}
         with serving(paths, models_max=1, slots=SLOTS, residency_s=0) as corral:
             found = run(corral, Conversation(corral, options.words, options.seed))
+    return show(found, options)
+
+
+def show(found: Result, options: argparse.Namespace) -> int:
     found.write(options.json)
     for goal in found.missed:
         print(f"missed: {goal}")

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 from supervisor.builds.discover import Device
 from supervisor.builds.probe import library_path
 
@@ -52,6 +54,13 @@ class SmallDevice:
     engine: Path
     _free: Path
     _listings: Path
+    _engines: Path
+
+    @property
+    def engines(self) -> int:
+        """How many engines run, of one that was written with `engine_mib`."""
+        pids = [int(file.name) for file in self._engines.iterdir()]
+        return sum(psutil.pid_exists(pid) for pid in pids)
 
     @property
     def listings(self) -> int:
@@ -65,24 +74,36 @@ class SmallDevice:
 
 
 def write_engine(
-    directory: Path, engine: Path, total_mib: int, library_dirs: Sequence[Path] = ()
+    directory: Path,
+    engine: Path,
+    total_mib: int,
+    library_dirs: Sequence[Path] = (),
+    engine_mib: int = 0,
 ) -> SmallDevice:
     """Write an engine that lists the device with so much memory; else it is the real one.
 
+    Each running engine with a model takes `engine_mib` from the free memory that is set.
     `library_dirs` go first on its library path. `Engine.library_dirs` are found by the hash of the
     binary, so a script has none.
     """
     path, free, listings = (directory / name for name in ("llama-server", "free", "listings"))
+    engines = directory / "engines"
+    engines.mkdir()
     variables = library_path(os.environ, engine, library_dirs)
     exports = "".join(f"export {name}='{value}'\n" for name, value in variables.items())
     path.write_text(
         "#!/bin/sh\n"
         f'case "$*" in *--list-devices*) echo >>{listings}; echo "Available devices:"\n'
-        f'echo "  Vulkan0: llvmpipe ({total_mib} MiB, $(cat {free}) MiB free)"; exit ;; esac\n'
+        f"free=$(cat {free})\n"
+        f"for pid in $(ls {engines}); do\n"
+        f"kill -0 $pid 2>/dev/null && free=$((free - {engine_mib})); done\n"
+        "[ $free -ge 0 ] || free=0\n"
+        f'echo "  Vulkan0: llvmpipe ({total_mib} MiB, $free MiB free)"; exit ;;\n'
+        f"*--model*) touch {engines}/$$ ;; esac\n"
         f'{exports}exec {engine} "$@"\n',
         "utf-8",
     )
     path.chmod(0o700)
-    found = SmallDevice(path, free, listings)
+    found = SmallDevice(path, free, listings, engines)
     found.set_free(total_mib)
     return found
