@@ -52,6 +52,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--clients", type=int, nargs="+", default=CLIENTS, metavar="N")
+    parser.add_argument("--streams", action="store_true", help="clients ask for streams")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
     options = parser.parse_args()
     model = pinned.find_pin("smollm2").path(directories().models)
@@ -59,7 +60,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="corral-") as cache:
         for number in range(options.repeats):
             rng = random.Random(number)  # noqa: S311 (an order)
-            rounds.append({count: _both(model, cache, count, rng) for count in options.clients})
+            rounds.append(
+                {
+                    count: _both(model, cache, count, rng, streams=options.streams)
+                    for count in options.clients
+                }
+            )
             result(rounds).write(options.json)  # in case the next round is cut short
             print(f"round {number + 1} of {options.repeats}", file=sys.stderr)
     found = result(rounds)
@@ -68,23 +74,25 @@ def main() -> int:
     return 1 if found.missed else 0
 
 
-def _both(model: Path, cache: str, clients: int, rng: random.Random) -> Mapping[str, float]:
+def _both(
+    model: Path, cache: str, clients: int, rng: random.Random, *, streams: bool
+) -> Mapping[str, float]:
     totals = {}
     for name in rng.sample([PLAIN, CORRAL], 2):
         if name == PLAIN:
             slots = ("--parallel", str(clients), "--ctx-size", str(CTX_SLOT * clients))
             with plain("--model", model, "--alias", "m", *slots) as url:
-                totals[name] = asyncio.run(_total(url, clients))
+                totals[name] = asyncio.run(_total(url, clients, streams=streams))
         else:
             with _settled(model, cache, clients) as url:
-                totals[name] = asyncio.run(_total(url, clients))
+                totals[name] = asyncio.run(_total(url, clients, streams=streams))
     return totals
 
 
-async def _total(url: str, clients: int) -> float:
+async def _total(url: str, clients: int, *, streams: bool) -> float:
     async with session(url) as http:
         await together(http, clients, tokens=4)  # the first requests of a process are slower
-        return await together(http, clients, TOKENS)
+        return await together(http, clients, TOKENS, streams=streams)
 
 
 @contextmanager

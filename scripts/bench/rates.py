@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Mapping
 from typing import Any, Final
@@ -12,11 +13,16 @@ import aiohttp
 TOKENS: Final = 96
 
 
-async def together(http: aiohttp.ClientSession, clients: int, tokens: int = TOKENS) -> float:
+async def together(
+    http: aiohttp.ClientSession, clients: int, tokens: int = TOKENS, *, streams: bool = False
+) -> float:
     """Generated tokens of all clients per second, two answers for each."""
 
     async def client(number: int) -> int:
-        answers = [await answer(http, f"Story {number}.{turn}", tokens) for turn in range(2)]
+        answers = [
+            await answer(http, f"Story {number}.{turn}", tokens, streams=streams)
+            for turn in range(2)
+        ]
         return sum(answer["predicted_n"] for answer in answers)
 
     began_at_s = time.monotonic()
@@ -26,7 +32,12 @@ async def together(http: aiohttp.ClientSession, clients: int, tokens: int = TOKE
 
 
 async def answer(
-    http: aiohttp.ClientSession, text: str, tokens: int, *, reuses_cache: bool = True
+    http: aiohttp.ClientSession,
+    text: str,
+    tokens: int,
+    *,
+    reuses_cache: bool = True,
+    streams: bool = False,
 ) -> Mapping[str, Any]:
     """The engine's `timings` of one answer of exactly so many tokens."""
     body = {
@@ -36,10 +47,13 @@ async def answer(
         "max_tokens": tokens,
         "ignore_eos": True,
         "temperature": 0,
+        "stream": streams,
     }
     async with http.post("/v1/chat/completions", json=body) as response:
-        content: dict[str, Any] = await response.json()
+        received = await response.text()
     if response.status != 200:
-        raise RuntimeError(f"{response.status}: {content}")
+        raise RuntimeError(f"{response.status}: {received}")
+    # The last event before the end mark has them.
+    content = json.loads(received.split("data: ")[-2] if streams else received)
     timings: dict[str, Any] = content["timings"]
     return timings
