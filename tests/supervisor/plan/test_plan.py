@@ -315,6 +315,12 @@ def test_a_draft_can_be_set_as_a_flag() -> None:
     assert value(plan, "--spec-draft-n-max") == "4"
 
 
+def test_idle_threads_leave_the_cores_to_a_draft_model() -> None:
+    assert value(planned(draft=DRAFT), "--poll") == "0"
+    assert value(planned(draft=DRAFT, set_flags={"poll": 100}), "--poll") == "100"
+    assert "--poll" not in [line.flag for line in planned("speculative").lines]
+
+
 def test_without_a_draft_ngrams_are_used() -> None:
     assert value(planned("speculative"), "--spec-type") == "ngram-mod"
     assert not [line for line in planned().lines if "spec" in line.flag]
