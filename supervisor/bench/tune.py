@@ -21,7 +21,7 @@ from typing import Any, Final, Literal
 import orjson
 
 from supervisor.bench import tune_search
-from supervisor.bench.figures import TOO_FEW
+from supervisor.bench.figures import TOO_FEW, Words
 from supervisor.bench.own_engine import private_client
 from supervisor.bench.tune_measure import TEXTS, Measurements, Sizes, VariantPlans
 from supervisor.bench.tune_space import BASE, GoalName, Situation, Variant, candidates
@@ -281,7 +281,11 @@ class TuneJob:
 Judgement = Literal["better", "as good", "worse", "uncertain"]
 
 
-def judge(outcome: tune_search.Outcome, failure: str | None) -> Judgement:
+# A variant that may be worse by more is not called as good.
+_AS_GOOD: Final = 0.95
+
+
+def judge(outcome: tune_search.Outcome, failure: str | None, words: Words) -> Judgement:
     """Return what a check says of a variant; `failure` is why the variant was given up."""
     found = outcome.comparison
     if outcome.winner:
@@ -290,7 +294,10 @@ def judge(outcome: tune_search.Outcome, failure: str | None) -> Judgement:
         return "uncertain"
     if failure or (found and found.is_different):
         return "worse"
-    return "uncertain" if found is None or found.verdict == TOO_FEW else "as good"
+    if found is None or found.verdict == TOO_FEW:
+        return "uncertain"
+    at_worst = found.low if words.is_above_better else 1 / found.high
+    return "as good" if at_worst >= _AS_GOOD else "uncertain"
 
 
 def _check_generates(plans: VariantPlans) -> None:

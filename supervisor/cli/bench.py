@@ -446,7 +446,7 @@ def _measure_tuned(job: TuneJob, variant: Variant, where: Directories, word: str
         lines = [f"{model}: stopped; nothing was changed"]
         return _tune_result(job, None, lines, exit_code=_EXIT_INTERRUPTED)
     failure = next((trial.failure for trial in job.trials if trial.variant == variant), None)
-    judgement, comparison = tune_module.judge(outcome, failure), outcome.comparison
+    judgement, comparison = tune_module.judge(outcome, failure, job.goal.words), outcome.comparison
     verdict = failure or (comparison.verdict if comparison else TOO_FEW)
     lines, written = [f"{model} with {variant.name}: {verdict}"], {"judgement": judgement}
     if judgement == "worse":

@@ -214,6 +214,7 @@ def test_without_a_tuned_profile_that_is_used_there_is_nothing_to_check(
     [
         (True, 1.1, None, "better"),
         (False, 1.001, None, "as good"),
+        (False, 0.96, None, "uncertain"),
         (False, 0.9, None, "worse"),
         (False, 1.2, "it decodes 0.80 × slower", "worse"),
         (False, None, NO_TIME, "uncertain"),
@@ -223,11 +224,12 @@ def test_without_a_tuned_profile_that_is_used_there_is_nothing_to_check(
 def test_what_a_check_says(
     *, winner: bool, ratio: float | None, failure: str | None, expected: str
 ) -> None:
-    pairs = [] if ratio is None or math.isnan(ratio) else [100.0, 101.0, 99.0, 100.5, 99.5, 100.0]
-    other = [value * (ratio or 1) for value in pairs]
+    pairs = [] if ratio is None or math.isnan(ratio) else [100.0] * 6
+    noise = (1.03, 0.97, 1.05, 0.95, 1.02, 0.98) if ratio == 0.96 else (1.001, 0.999) * 3
+    other = [value * (ratio or 1) * change for value, change in zip(pairs, noise, strict=False)]
     compared = None if ratio is None else compare(pairs, other, words=RATE)
     outcome = Outcome(Variant() if winner else None, compared, (), range(1))
-    assert judge(outcome, failure) == expected
+    assert judge(outcome, failure, RATE) == expected
 
 
 def test_nothing_is_written_where_the_profile_is_as_good(
