@@ -242,7 +242,9 @@ def split_between(
             projector=int(take.projector * share // sum(shares)),
         )
         for at, (device, share) in enumerate(zip(devices, shares, strict=True))
-        if share or weights[at]
+        # Without weights there, the first device computes the large batches.
+        # Source: ggml-backend.cpp, ggml_backend_sched_backend_id_from_cur.
+        if (share if placed.total else not at) or weights[at]
     }
 
 

@@ -294,7 +294,7 @@ def test_a_busy_model_gives_way_once_it_has_answered_and_loads_with_less(
         text = rest_of(stream)
         assert '"finish_reason":"length"' in text
         assert "[DONE]" in text
-        until(lambda: corral.model_states()["a"] == "unloaded")
+        until(lambda: corral.events("model.unloaded") and not corral.engines())
         assert not asked.done()
         assert corral.events("devices.yielded")
         device.set_free(whole)  # of which the load leaves the reserve

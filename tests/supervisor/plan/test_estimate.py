@@ -185,6 +185,8 @@ def test_a_number_of_layers_can_be_offloaded() -> None:
     none = taken(on=on, gpu_layers=0).devices["Vulkan0"]
     assert none.total == none.compute > 0
     assert taken(on=on, gpu_layers=0, op_offload=False).devices == {}
+    two = engine("b10434", GPU, replace(GPU, name="Vulkan1"))
+    assert taken(on=two, gpu_layers=0).devices.keys() == {"Vulkan0"}
     assert taken(on=on, gpu_layers="all").layers_offloaded == 31
     kept = taken(on=on, ctx_size=4096, gpu_layers="all", kv_offload=False)
     assert kept.devices["Vulkan0"].kv == 0
