@@ -62,7 +62,7 @@ from supervisor.slot_store.slot_file import (
     refit,
 )
 from supervisor.system import files
-from supervisor.system.files import open_regular, sync, write_atomic
+from supervisor.system.files import open_regular, write_atomic
 from supervisor.system.paths import file_name, is_ours, make_private, name_of_file
 
 _ENTRIES_MAX: Final = 64
@@ -491,16 +491,21 @@ class SlotStore:
         return path
 
     def adopt(self, copy: Path, manifest: Manifest) -> None:
-        """Store a copy of another machine's file, as it is stored there. Raises OSError."""
-        sync(copy)
-        self._add(manifest, copy.replace)
+        """Store a copy of another machine's file, as it is stored there. Raises OSError.
 
-    def _add(self, manifest: Manifest, put: Callable[[Path], object]) -> None:
+        A request waits for it, so not until it is on the disk: if the machine crashes before, the
+        file is invalid.
+        """
+        self._add(manifest, copy.replace, durable=False)
+
+    def _add(
+        self, manifest: Manifest, put: Callable[[Path], object], *, durable: bool = True
+    ) -> None:
         """Have a file put into its place, and then add its manifest; an error removes it."""
-        target = self.path(manifest)
+        target, text = self.path(manifest), dump(self.content.seal(manifest))
         try:
             put(target)
-            write_atomic(target.with_suffix(_MANIFEST), dump(self.content.seal(manifest)))
+            write_atomic(target.with_suffix(_MANIFEST), text, durable=durable)
             set_time(target.with_suffix(_MANIFEST), manifest.used_at)
         except OSError:
             target.unlink(missing_ok=True)

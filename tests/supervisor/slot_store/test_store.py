@@ -67,6 +67,22 @@ def test_check_out_links_a_verified_file(store: SlotStore) -> None:
     assert link.read_bytes() == (store.root / "kept" / "chat" / "1000.slot").read_bytes()
 
 
+def test_a_copy_for_which_a_request_waits_is_not_forced_to_the_disk(
+    store: SlotStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = put(SlotStore(tmp_path / "other"), 1000)
+    copy = store.new_copy(sent)
+    copy.write_bytes((tmp_path / "other" / "kept" / "chat" / "1000.slot").read_bytes())
+    synced = list[int]()
+    monkeypatch.setattr(os, "fsync", synced.append)
+    store.adopt(copy, sent)
+    assert not synced
+    assert store.list_saved() == [sent]
+    (store.root / "kept" / "chat" / "1000.slot").write_bytes(b"")  # the machine crashed
+    with pytest.raises(InvalidSlotFile):
+        store.check_out(sent, store.spool("chat.0"), sent.identity)
+
+
 async def test_a_cancelled_check_leaves_nothing_in_the_spool(store: SlotStore) -> None:
     first, spool = put(store, 1000), store.spool("chat.0")
     may_end, is_checking = threading.Event(), asyncio.Event()
