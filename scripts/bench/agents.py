@@ -87,7 +87,9 @@ def main() -> int:
             for deployment in deployments
         ]
     if options.smg:
-        rival = replace(SMG, program=options.smg).with_flags({"parallel": 2})
+        rival = replace(SMG, program=options.smg)
+        # With 16 384 tokens for both slots, it answers "Context size has been exceeded".
+        rival = rival.with_flags({"parallel": 2, "ctx-size": 32768})
         deployments.insert(0, rival if options.caches else rival.with_flags({"cache-ram": 0}))
     turns = (4, 8) if options.quick else (12, 40)
     with tempfile.TemporaryDirectory(prefix="corral-") as directory:

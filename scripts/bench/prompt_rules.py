@@ -65,8 +65,9 @@ def main() -> int:
     rules = next(client.prompt_rules for client in CLIENTS if client.name == options.client)
     model = options.model or pinned.find_pin("smollm2").path(directories().models)
     slots = 1 + len(VARIANTS)
-    flags = ["--parallel", slots, "--ctx-size", slots * options.ctx, "--slot-prompt-similarity", 0]
-    with plain("--model", model, "--jinja", "--no-kv-unified", *map(str, flags)) as url:
+    words = ["--jinja", "--no-kv-unified", "--slot-prompt-similarity", "0", "--cache-ram", "0"]
+    sizes = map(str, ["--parallel", slots, "--ctx-size", slots * options.ctx])
+    with plain("--model", model, *words, *sizes) as url:
         found = asyncio.run(_compare_all(url, options.captures, rules, options.ctx, options.tokens))
     if not found:
         parser.error("the rules change none of these prompts")
