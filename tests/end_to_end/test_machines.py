@@ -85,7 +85,7 @@ def test_commands_and_the_page_gather_from_all_nodes(machines: tuple[CorralCli, 
     assert names == [["here"], ["there"]]
 
     expect.set_options(timeout=1000 * PATIENCE_S)
-    with chromium() as browser, begin_stream(node, 1000, "there"):
+    with chromium() as browser, begin_stream(node, 1000, "there") as stream:
         dashboard = Dashboard(browser.new_context(), front.url)
         dashboard.sign_in(front.data("ui", "--no-browser")["url"])
         page = dashboard.page
@@ -95,6 +95,11 @@ def test_commands_and_the_page_gather_from_all_nodes(machines: tuple[CorralCli, 
         expect(dashboard.row("Models of b", "there")).to_contain_text("loaded")
         expect(dashboard.row("Requests", "there").first).to_contain_text("decode")
         assert dashboard.violations() == []
+        lost = dashboard.row("Machines", node.url)
+        expect(lost).to_contain_text("up")
+        stream.close()
+        node.end()
+        expect(lost).to_contain_text("takes no connection")
         assert dashboard.complaints == []
 
 

@@ -1,4 +1,5 @@
-// This machine and its nodes: state, memory, models and requests of each, as they answer in 2 s.
+// This machine and its nodes: state, memory, models and requests of each, as they answer in 2 s; read
+// again at once when a node or a model changes its state.
 
 import { get } from "../api.js";
 import { bytes, duration, seconds, shortId, text, whole } from "../format.js";
@@ -10,10 +11,11 @@ import { Table } from "../parts/table.js";
 
 const RELOAD_MS = 2000;
 
-export function Machines() {
+export function Machines({ live }) {
+  const states = [live.nodes, live.models].flatMap((members) => Object.values(members ?? {}).map(({ state }) => state));
   return html`
     <h1>Machines</h1>
-    <${Loaded} version=${Math.floor(Date.now() / RELOAD_MS)} load=${() => get("/corral/v1/machines")} show=${all} />`;
+    <${Loaded} version=${`${Math.floor(Date.now() / RELOAD_MS)} ${states}`} load=${() => get("/corral/v1/machines")} show=${all} />`;
 }
 
 function all({ machines }) {
