@@ -104,17 +104,17 @@ def test_a_stored_model_is_planned_and_started_with_options(
     command = drawer.get_by_role("region", name="Command")
     expect(command).to_contain_text("stored.gguf")
     assert dashboard.violations() == []
-    drawer.get_by_label("Context").fill("1024")
-    drawer.get_by_label("Slots").fill("2")
+    drawer.get_by_label("Context").fill("3072")
+    drawer.get_by_label("Slots").fill("3")
     drawer.get_by_role("combobox", name="Profile").select_option("low-latency")
-    expect(drawer).to_contain_text("2 slots, 1,024 tokens of context in all")
-    expect(command).to_contain_text("--ctx-size 1024")
+    expect(drawer).to_contain_text("3 slots, 3,072 tokens of context in all")
+    expect(command).to_contain_text("--ctx-size 3072")
     expect(drawer.get_by_role("region", name="Flags")).to_contain_text("model stored")
     drawer.get_by_role("button", name="Start").click()
     expect(dashboard.row(_TABLE, "stored")).to_contain_text("loaded")
     expect(dashboard.row(_TABLE, "stored")).to_contain_text("corral.toml")
     model = _model(daemon, "stored")
-    assert (model.slots, model.ctx_size, model.profile) == (2, 1024, "low-latency")
+    assert (model.slots, model.ctx_size, model.profile) == (3, 3072, "low-latency")
 
 
 def test_a_model_is_saved_in_the_settings_file(dashboard: Dashboard, daemon: CorralCli) -> None:
