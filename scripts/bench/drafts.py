@@ -26,8 +26,10 @@ from supervisor.plan.draft_speed import DraftSpeed, count, decide
 from supervisor.system.paths import directories
 
 NONE: Final = "none"
-# As profile `base` has them.
+# As plans have them.
 DRAFTING: Final = (
+    "--poll",
+    "0",
     "--spec-draft-n-max",
     "8",
     "--spec-draft-n-min",
