@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -663,7 +663,7 @@ async def test_a_start_reads_no_file_that_is_computed_sooner(
     assert third.emitted("slots.restored")
 
 
-async def saved_entries(harness: FleetHarness) -> list[CataloguedFile]:
+async def saved_entries(harness: FleetHarness) -> Collection[CataloguedFile]:
     await harness.save()
     return harness.fleet.slot_files.catalogue.files()
 
