@@ -35,7 +35,8 @@ from supervisor.models import pinned
 from supervisor.system.paths import directories
 
 _ANSWER_TOKENS: Final = 40
-_FLAGS: Final = {**OURS, "parallel": 2, "batch-size": 256, "ubatch-size": 256}
+# Some histories have more than 8 192 tokens.
+_FLAGS: Final = {**OURS, "parallel": 2, "ctx-size": 32768, "batch-size": 256, "ubatch-size": 256}
 _CALL, _ANSWER = "<|agent calls|>", "<|agent answers|>"
 # It calls the tool that the latest message names, if it names any.
 _TEMPLATE: Final = (
@@ -88,7 +89,6 @@ def main() -> int:
         ]
     if options.smg:
         rival = replace(SMG, program=options.smg)
-        # With 16 384 tokens for both slots, it answers "Context size has been exceeded".
         rival = rival.with_flags({"parallel": 2, "ctx-size": 32768})
         deployments.insert(0, rival if options.caches else rival.with_flags({"cache-ram": 0}))
     turns = (4, 8) if options.quick else (12, 40)
