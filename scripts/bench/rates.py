@@ -49,7 +49,9 @@ async def answer(
         "temperature": 0,
         "stream": streams,
     }
-    async with http.post("/v1/chat/completions", json=body) as response:
+    # An engine closes a connection after a stream without saying so.
+    headers = {"Connection": "close"} if streams else {}
+    async with http.post("/v1/chat/completions", json=body, headers=headers) as response:
         received = await response.text()
     if response.status != 200:
         raise RuntimeError(f"{response.status}: {received}")
