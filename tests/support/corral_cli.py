@@ -199,10 +199,10 @@ class CorralCli:
                     yield process, argv
 
     def _has_started(self, process: psutil.Process) -> bool:
-        """Return whether this daemon has, and not one whose directory is nested in its own."""
-        runtime = process.environ().get(PROCESS_TAG_ENV, "").partition("\n")[0]
+        """Return whether its daemon or a command has, not a daemon of a nested directory."""
+        runtime = Path(process.environ().get(PROCESS_TAG_ENV, "").partition("\n")[0])
         is_zombie = process.status() == psutil.STATUS_ZOMBIE
-        return runtime == self.env["CORRAL_RUNTIME_DIR"] and not is_zombie
+        return runtime.is_relative_to(self.env["CORRAL_RUNTIME_DIR"]) and not is_zombie
 
     @property
     def daemon_pid(self) -> int:

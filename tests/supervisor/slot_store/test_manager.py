@@ -220,7 +220,7 @@ async def test_a_full_disk_is_reported_and_leaves_no_file(
 ) -> None:
     harness = FleetHarness(runtime, tiny_model)
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("supervisor.slot_store.store.write_atomic", full)
