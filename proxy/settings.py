@@ -167,7 +167,7 @@ class BatchSettings(SettingsTable):
     window_ms: int | None = Field(None, ge=0, le=60_000)
     """milliseconds that a batch request waits for others; unset: 50, 5 or 100 by the preset"""
     min_batch: _Requests = None
-    """fewer requests run singly; unset: 4, 2 or 8 by the preset"""
+    """fewer requests than this run singly; unset: 4, 2 or 8 by the preset"""
     optimal_batch: _Requests = None
     """this many requests begin at once; unset: 32, 8 or 32 by the preset"""
     max_batch: _Requests = None
@@ -202,7 +202,7 @@ class OllamaSettings(SettingsTable):
     """`[proxy.ollama]`: Ollama's API under /api, for clients that know no other API."""
 
     enabled: bool = False
-    """whether the address of the proxy has Ollama's API as well"""
+    """whether the address of the proxy also serves Ollama's API"""
     listen: Address | None = None
     """HOST:PORT of a second address, with Ollama's API and all others; Ollama's own is
     127.0.0.1:11434"""
@@ -221,7 +221,7 @@ class StoredResponseSettings(SettingsTable):
     """whether responses are kept in memory for previous_response_id and GET /v1/responses/{id}, for
     the API key that created them"""
     max_count: int = Field(10_000, ge=1, le=10_000_000)
-    """most stored responses; the oldest go first"""
+    """most stored responses; the oldest are deleted first"""
     max_bytes: int = Field(64 * 1024**2, ge=1024**2, le=1024**4)
     """memory for stored responses and their requests, in bytes"""
     keep_s: int = Field(86_400, ge=1, le=10 * 365 * 86_400)
@@ -232,12 +232,12 @@ class TlsSettings(SettingsTable):
     """`[proxy.tls]`: clients connect by https; TLS 1.2 at least."""
 
     cert: ExpandedPath
-    """PEM file of the certificate, then its intermediate ones; new connections use a changed
-    file"""
+    """PEM file of the certificate, followed by the intermediate certificates; new connections use a
+    changed file"""
     key: ExpandedPath
-    """PEM file of its key without a passphrase, readable by this user alone"""
+    """PEM file of the certificate's key without a passphrase, readable by this user alone"""
     client_ca: ExpandedPath | None = None
-    """PEM file of CA certificates, which sign those of clients; unset: clients need none"""
+    """PEM file of the CAs that sign client certificates; unset: clients need no certificate"""
 
     @property
     def files(self) -> tuple[ExpandedPath, ...]:
@@ -260,12 +260,13 @@ class AuthProxySettings(SettingsTable):
     """IP addresses and networks (10.0.0.0/24) of the reverse proxy; a program there can
     be any user, and fields from elsewhere are ignored"""
     user_header: _Field = "X-Forwarded-User"
-    """field with the name of the user; the proxy must remove that of clients"""
+    """field with the name of the user; the reverse proxy must remove this field from clients'
+    requests"""
     groups_header: _Field = "X-Forwarded-Groups"
     """field with the groups of the user, separated by commas; as above"""
     roles: Annotated[dict[Text, Text], Field(min_length=1, max_length=256)]
-    """by group: the entry of api_keys_file whose rights and limits each of its users has; of
-    several groups the first here counts, and * means all users"""
+    """for each group: the entry of api_keys_file with the rights and limits of each of its users;
+    for a user in several groups, the first group listed here counts; * means all users"""
 
 
 def _endpoint(url: str) -> str:
@@ -349,10 +350,10 @@ class ProxySettings(SettingsTable):
     connect_timeout_s: float = Field(5, gt=0, le=60)
     """seconds to wait for an engine to accept a connection"""
     upstream_read_timeout_s: float = Field(3600, gt=0, le=86_400)
-    """seconds without a byte of an engine before its response is aborted"""
+    """seconds without a byte from an engine before its response is aborted"""
     cancel_timeout_s: float = Field(60, ge=1, le=86_400)
-    """seconds an engine may compute for a request that is over before it is restarted; raise it if
-    one batch takes longer"""
+    """seconds an engine may continue to compute for a request that has ended before the engine is
+    restarted; raise it if one batch takes longer"""
     header_timeout_s: float = Field(20, gt=0, le=3600)
     """seconds a client may take to send a request's header"""
     body_timeout_s: float = Field(300, gt=0, le=86_400)
@@ -367,24 +368,24 @@ class ProxySettings(SettingsTable):
     queue_timeout_s: float = Field(120, ge=0, le=86_400)
     """seconds a request may wait for a slot or for its model to load"""
     policy: Policy = "affinity"
-    """the engine that gets a request: affinity (it caches the conversation), least-busy or
-    round-robin"""
+    """how the engine for a request is chosen: affinity (the engine that caches the conversation),
+    least-busy or round-robin"""
     share_caches: Literal["all", "key"] = "all"
-    """requests that may use the caches of a prompt: those of all API keys, or only of the same key
+    """which requests may use a cached prompt: those of all API keys, or only those of the same key
     (without API keys: all)"""
     default_model: Text | None = None
     """name of the model for requests without one; unset: the only model, if there is just one"""
     fallback: dict[Text, Fallbacks] = Field(default_factory=dict, max_length=1024)
-    """by model that only nodes have: models, aliases or variants that answer its chats while no
-    node serves it; the first that can answers"""
+    """for each model that only nodes have: the models, aliases or variants that answer its chats
+    while no node serves it; the first available one answers"""
     prompt_rules: dict[Text, tuple[PromptRule, ...]] = Field(default_factory=dict, max_length=1024)
-    """by client (an API key, an address, or the program that its User-Agent begins with): the
-    changes to its system prompts and tools, so that caches have more of them; freeze:KIND keeps
-    the values of a session's first request, move:KIND moves lines with such values to the end,
-    with the kind block elements such as <env>, sort-tools sorts tools by name"""
+    """for each client (an API key, an address, or the program named first in its User-Agent):
+    changes to its system prompts and tools, so that caches can reuse more of them; freeze:KIND
+    keeps the values of a session's first request, move:KIND moves lines with such values to the
+    end, the kind block covers elements such as <env>, sort-tools sorts tools by name"""
     load_for_others: Literal["never", "idle"] = "never"
-    """whether another llama-corral that has this one as a node may have it load a model; idle: if
-    memory is free, or held by models unused for ten minutes"""
+    """whether another llama-corral that uses this one as a node may ask it to load a model; idle:
+    if memory is free, or held by models unused for ten minutes"""
     route_by_speed: bool = True
     """whether an engine that decodes more than twice as fast as another one of its model gets more
     of the requests"""
@@ -392,10 +393,10 @@ class ProxySettings(SettingsTable):
     """longest expected pause of running streams while a conversation of their engine is saved to
     disk, in ms; 0: nothing is saved while they run"""
     ahead_share: float = Field(0.2, ge=0, le=1)
-    """share of its time that an idle engine may compute the next turns of conversations before they
-    come; 0: never"""
+    """share of its time that an idle engine may spend on computing the next turns of conversations
+    before they arrive; 0: never"""
     ahead_on_battery: bool = False
-    """whether engines also do that while the machine runs on its battery"""
+    """whether engines also compute next turns while the machine runs on its battery"""
     slot_hold_max_s: float = Field(20, ge=0, le=300)
     """longest time, in seconds, for which the slot of a conversation that has called tools is held
     for its next turn while other requests wait; 0: never"""
@@ -409,21 +410,21 @@ class ProxySettings(SettingsTable):
     https://*.example.com"""
     allowed_hosts: tuple[Text, ...] = ()
     """names of this machine accepted in Host, besides localhost, IP addresses and its hostname (the
-    last two only where listen is not a loopback address)"""
+    last two only if listen is not a loopback address)"""
     announce: bool = False
-    """whether it is announced in the local network by multicast DNS, for the nodes of other
-    machines; needs a listen that they reach"""
+    """whether the daemon announces itself in the local network by multicast DNS, so that other
+    machines can use it as a node; listen must be an address that they can reach"""
     announce_in: ExpandedPath | None = None
-    """shared directory in which a file names the address of this daemon while it serves, for
-    [nodes.NAME] of other machines with file+http:///DIRECTORY/*.json; needs a listen that they
-    reach"""
+    """shared directory where the daemon keeps a file with its address while it serves; other
+    machines find it by file+http:///DIRECTORY/*.json in [nodes.NAME]; listen must be an address
+    that they can reach"""
     dashboard: bool = True
     """whether the dashboard is served, at /corral/"""
     engine_ui: Address | None = None
     """HOST:PORT of a second address, with llama.cpp's own web UI and all APIs; unset: it is not
     served"""
     batch_yields: bool = True
-    """whether a batch request gives up its slot while an interactive one waits for it; it goes on
+    """whether a batch request gives up its slot while an interactive one waits for it; it continues
     from there afterwards"""
     batch: BatchSettings = BatchSettings()
     limits: RequestLimits = RequestLimits()

@@ -140,7 +140,7 @@ class NodeSettings(SettingsTable):
     key_file: ExpandedPath | None = None
     """file with its API key, readable by this user alone"""
     ca_file: ExpandedPath | None = None
-    """PEM file of the CAs that its https is trusted by; unset: the system's"""
+    """PEM file of the CAs that may sign the node's certificate; unset: the system's CAs"""
     cert: ExpandedPath | None = None
     """PEM file of the client certificate, if the node requires one; needs key"""
     key: ExpandedPath | None = None
@@ -153,8 +153,8 @@ class NodeSettings(SettingsTable):
     """whether it gets new conversations only when no local slot is free; a conversation that began
     there stays there"""
     load: Literal["never", "idle"] = "never"
-    """whether it is asked to load models that are not loaded, or one more where all are busy; it
-    must agree by load_for_others in its own [proxy]"""
+    """whether the node is asked to load a model if no machine has it loaded, or if all that have it
+    are busy; the node must allow this by load_for_others in its own [proxy]"""
     weight: float | None = Field(None, gt=0, le=100)
     """its share of requests as a multiple of an average instance's; unset: by its measured speed"""
 

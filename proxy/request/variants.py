@@ -123,7 +123,7 @@ class Variant(BaseModel):
     set: dict[str, Annotated[Any, AfterValidator(_json_value)]] = Field(default_factory=dict)
     """request members that replace the client's"""
     strip: tuple[Text, ...] = ()
-    """request members that are taken out"""
+    """request members that are removed"""
 
     @model_validator(mode="after")
     def _changes_something(self) -> Variant:

@@ -85,9 +85,10 @@ def start(  # noqa: PLR0913, PLR0917 (a command has its options)
     Args:
         ctx_size: Context of all slots together.
         slots: Requests at a time.
-        profile: Tuned flags: corral profile list.
+        profile: A set of tuned flags, as listed by corral profile list.
         flags: Any other flag of llama-server: threads=4. Repeat for more.
-        save: Keep these options and the models in corral.toml; otherwise until the daemon stops.
+        save: Keep these options and the models in corral.toml; otherwise they apply until the
+            daemon stops.
         wait: Return only when the models are ready.
     """
     from supervisor.cli.start import start as call
@@ -194,7 +195,7 @@ def yield_devices(
 
 @verb(run_commands, "start.reload")
 def reload(dry_run: bool = False) -> None:
-    """Apply changed settings without cutting requests.
+    """Apply changed settings without interrupting requests.
 
     Models whose settings are unchanged keep their processes. Invalid settings change nothing. Exits
     with 1 if a changed model did not start; its old process then continues.
@@ -252,8 +253,8 @@ def logs(
     Args:
         model: A model; none means the daemon.
         keep_reading: Show new lines until Ctrl-C.
-        lines: How many old lines.
-        raw: Pass control characters on.
+        lines: Number of old lines.
+        raw: Print control characters unchanged.
     """
 
 
@@ -342,13 +343,13 @@ def slurm_submit(
 
     Args:
         script: Such as scripts/deploy/slurm/corral.sbatch, with its options as #SBATCH lines.
-        tasks: Daemons.
+        tasks: Number of daemons.
     """
 
 
 @verb(slurm_commands, "slurm.status")
 def slurm_status(name: JobName = _JOB_NAME) -> None:
-    """Show the tasks; corral status shows the nodes that they became."""
+    """Show the tasks; corral status shows their daemons as nodes."""
 
 
 @verb(slurm_commands)
@@ -364,12 +365,12 @@ def slurm_scale(  # noqa: PLR0913, PLR0917 (a command has its options)
     """Submit more tasks, or drain some.
 
     Args:
-        tasks: How many there shall be.
+        tasks: Number of tasks to reach.
         auto: Follow the requests at the front, which runs here, until Ctrl-C.
-        least: With --auto.
-        most: With --auto.
-        grow_after_s: With --auto, submit more tasks when requests have waited for so long.
-        shrink_after_s: With --auto, end a task when one less would have sufficed for so long.
+        least: With --auto, fewest tasks.
+        most: With --auto, most tasks.
+        grow_after_s: With --auto, submit more tasks when requests have waited this long.
+        shrink_after_s: With --auto, end a task when one fewer has sufficed for this long.
     """
     from supervisor.cli import slurm
     from supervisor.service.slurm import Bounds
@@ -385,7 +386,7 @@ def slurm_scale(  # noqa: PLR0913, PLR0917 (a command has its options)
 
 @verb(slurm_commands, "slurm.cancel")
 def slurm_cancel(now: bool = False, name: JobName = _JOB_NAME) -> None:
-    """Drain all tasks, which then end.
+    """Drain and end all tasks.
 
     Args:
         now: Do not wait for requests.
@@ -418,12 +419,12 @@ def explain(
 ) -> CommandResult:
     """Show why a request took so long, or missed the cache.
 
-    With --client: the changes of a client in its prompts, their cost, and the prompt rules that
-    undo it. With --capture and --rule: a prompt of `corral capture`, before and after.
+    With --client: how a client changes its prompts, what the changes cost, and the prompt rules
+    that undo them. With --capture and --rule: a prompt of `corral capture`, before and after.
 
     Args:
         request_id: From `corral requests --last 20`. Unset: the latest.
-        client: The changes of this API key or address in its prompts.
+        client: Show how this API key or address changes its prompts.
         since: With --client: 90s, 15m, 1h, 2d, or a date.
         rules: With --capture: such as move:date, or sort-tools.
         capture_file: Show the last prompt of this capture before and after the rules.
@@ -469,7 +470,7 @@ def bench(  # noqa: PLR0913, PLR0917 (a command has its options)
         minutes: As many rounds as fit in this time.
         seed: Repeat the texts and the order of an earlier run.
         force: Measure although the machine is not free.
-        report: Write a report with plots there.
+        report: Write a report with plots to this file.
     """
 
 
@@ -480,7 +481,7 @@ def trial(
     """Show the figures of a live trial of another profile.
 
     --apply or --end finishes the trial. Both change corral.toml, keep its comments, write a backup
-    beside it, and reload. No answer is cut.
+    beside it, and reload. No answer is interrupted.
 
     Args:
         model: A model with a trial; none means all.

@@ -103,8 +103,9 @@ def capture(
 
     Without options: show the running capture.
 
-    The file has prompts and answers, for you alone (mode 0600), and no keys. The capture ends with
-    this command (Ctrl-C), at the first of its limits, or with the daemon. `corral replay` plays it.
+    The file contains prompts and answers, readable by you alone (mode 0600), and no keys. The
+    capture ends with this command (Ctrl-C), at the first of its limits, or with the daemon; `corral
+    replay` sends the requests again.
 
     Args:
         model: The model to capture.
@@ -149,20 +150,19 @@ def replay(  # noqa: PLR0913, PLR0917 (a command has its options)
     model: Annotated[str | None, word("model", "--model")] = None,
     config: Config = None,
 ) -> CommandResult:
-    """Play a capture with other settings or another build.
+    """Replay a capture with other settings or another build.
 
-    It starts an engine for that.
-
-    Greedy, with one seed. Shows speed, cache use, and the first token that differs in each answer.
-    Answers are compared with the captured ones if those were greedy; otherwise the model's present
-    settings are played first. A running daemon is not disturbed, except for the processor.
+    It starts a separate engine, and samples greedily, with one seed. It shows speed, cache use, and
+    the first token that differs in each answer. Answers are compared with the captured answers if
+    those were sampled greedily; otherwise the capture is first replayed with the model's present
+    settings. A running daemon is only affected by the load on the processor.
 
     Args:
         capture_file: A file of `capture`.
         engine: Another build, or a path.
         profile: Another profile.
         changes: A flag, such as cache-type-k=q8_0.
-        daemon: Play against the running daemon.
+        daemon: Send the requests to the running daemon.
         speed: full: as fast as possible. as-recorded: at the recorded times.
         concurrency: Requests at once. Unset: as captured.
         model: Unset: the model of the capture.
@@ -187,13 +187,13 @@ def report(
 ) -> None:
     """Write one archive for a bug report.
 
-    It has versions, checks, plans, settings, logs and figures.
+    It contains versions, checks, plans, settings, logs and figures.
 
-    It has no keys, no prompts and no answers, and neither your name nor your home directory. Works
-    without a daemon, and with invalid settings.
+    It contains no keys, no prompts and no answers, and neither your name nor your home directory.
+    Works without a daemon, and with invalid settings.
 
     Args:
-        output: A new file. Unset: named after the time, in here.
+        output: A new file. Unset: in this directory, named after the time.
         with_prompts: Keep the prompts in logs and settings.
     """
 
@@ -243,7 +243,7 @@ def slots_forget(
 def slots_new_key(file: Annotated[Path | None, Argument()] = None, config: Config = None) -> None:
     """Create a key that encrypts saved conversations.
 
-    It is added to a file that has keys already.
+    If the file has keys already, the new key is added.
 
     Args:
         file: Unset: the file in the settings, or slots.key beside them.
@@ -256,7 +256,8 @@ batch_commands = Typer(
 
 BatchId = Annotated[str, Argument(metavar="BATCH")]
 Output = Annotated[
-    Path | None, Option(metavar="FILE.jsonl", help="Write the results there, and errors beside it.")
+    Path | None,
+    Option(metavar="FILE.jsonl", help="Write the results to this file, and errors beside it."),
 ]
 
 
@@ -264,7 +265,7 @@ Output = Annotated[
 def batch_run(file: Annotated[Path, Argument(metavar="FILE.jsonl")], output: Output = None) -> None:
     """Compute a file of requests in OpenAI's batch format.
 
-    The results are written beside it.
+    The results are written beside the file.
 
     Exits with 1 if a line failed. After Ctrl-C the batch continues; a second Ctrl-C cancels it. If
     the daemon needs an API key, it is read from CORRAL_API_KEY.

@@ -30,14 +30,14 @@ def import_settings(
     write: bool = False,
     config: Config = None,
 ) -> None:
-    """Turn settings of other programs into corral.toml.
+    """Convert settings of other programs to corral.toml.
 
     Lists the settings that have no equivalent.
 
     Args:
         source: A llama-swap YAML, a router preset (.ini), a Modelfile, a file with a command; -
             reads standard input. After two dashes: the words of a llama-server command.
-        kind: Its format. Unset: detected from the content.
+        kind: Format of the settings. Unset: detected from the content.
         write: Write it into corral.toml, with a backup beside it.
     """
 
@@ -78,7 +78,7 @@ def connect(
 
 config_commands = Typer(name="config", help="The settings file, corral.toml.", no_args_is_help=True)
 
-SettingKey = Annotated[str, word("setting", help="A dotted key, as proxy.listen.", metavar="KEY")]
+SettingKey = Annotated[str, word("setting", help="A dotted key: proxy.listen.", metavar="KEY")]
 
 
 @verb(config_commands, "config.check")
@@ -114,7 +114,7 @@ def config_set(key: SettingKey, value: str, config: Config = None) -> None:
 
 @verb(config_commands, "config.unset_value")
 def config_unset(key: SettingKey, config: Config = None) -> None:
-    """Take one value or table out of corral.toml; its comments stay."""
+    """Remove one value or table from corral.toml; its comments stay."""
 
 
 @verb(config_commands, "config.schema")
@@ -201,7 +201,7 @@ def hooks_test(hook: Annotated[str, word("hook", metavar="HOOK")], config: Confi
     """Run the commands of a hook with an example event.
 
     Args:
-        hook: As model_loaded.
+        hook: Such as model_loaded.
     """
 
 
@@ -279,7 +279,7 @@ def engine_build(
 
     Args:
         wanted: Such as b11434, or newest.
-        jobs: Compilers at a time. Unset: as many as cores and memory do.
+        jobs: Compilers at a time. Unset: as many as cores and memory allow.
     """
 
 
@@ -321,9 +321,10 @@ def engine_canary(  # noqa: PLR0913, PLR0917 (a command has its options)
 ) -> CommandResult:
     """Try another build on a share of a model's conversations.
 
-    Without options: show the figures. One replica of the model runs it. A crash, more errors, or
-    less speed than the margin allows withdraw it. At the end of --for it is promoted if the figures
-    exclude all that: every replica moves to it, and corral.toml keeps it. No answer is cut.
+    Without options: show the figures. One replica of the model runs the build. The build is
+    withdrawn after a crash, more errors, or less speed than the margin allows. At the end of --for
+    it is promoted if the figures exclude all of these: every replica moves to the build, and
+    corral.toml stores it. No answer is interrupted.
 
     Args:
         build: An installed build, or the path of a llama-server.
@@ -415,7 +416,7 @@ def model_prune(dry_run: bool = False, yes: Yes = False, config: Config = None) 
     """Delete unfinished downloads, and models that nothing uses.
 
     Args:
-        dry_run: Show, and delete nothing.
+        dry_run: Show what would be deleted; delete nothing.
     """
 
 

@@ -101,7 +101,7 @@ Listen = Annotated[str | None, Option("--listen", help="HOST:PORT for clients; p
 Models = Annotated[list[str], words("Names from corral.toml, fetched models, or GGUFs.")]
 Names = Annotated[list[str], words("Names; none means all.")]
 ModelName = Annotated[str, word("model", metavar="MODEL")]
-Everywhere = Annotated[bool, Option("--all", help="Of this machine and all nodes.")]
+Everywhere = Annotated[bool, Option("--all", help="Show this machine and all nodes.")]
 Json = Annotated[bool, Option("--json", help="Print one JSON envelope.")]
 
 

@@ -48,7 +48,7 @@ _FIGURES: Final[Sequence[tuple[str, str, Callable[[DeviceReading], float | None]
     ("DCGM_FI_DEV_POWER_USAGE", "Power of a card, in W.", lambda card: card.power_w),
     (
         "DCGM_FI_DEV_POWER_MGMT_LIMIT",
-        "Most power of a card, in W.",
+        "Power limit of a card, in W.",
         lambda card: card.power_limit_w,
     ),
     # A counter, but one of Prometheus' client would have another name.

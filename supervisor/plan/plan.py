@@ -353,9 +353,9 @@ class TrialSettings(SettingsTable):
     engine: EngineField | None = None
     """the engine on trial; unset: the model's own"""
     share: float = Field(gt=0, lt=1)
-    """share of new conversations that it gets, between 0 and 1"""
+    """share of new conversations that the trial gets, between 0 and 1"""
     flags: dict[FlagName, FlagSetting] = Field(default_factory=dict)
-    """flags on trial; they win over the model's own"""
+    """flags on trial; they override the model's own"""
 
     @model_validator(mode="after")
     def _differs(self) -> Self:

@@ -47,7 +47,7 @@ class BatchingSettings(SettingsTable):
     """`[models.NAME.batching]`: continuous batching; unset keys follow the profile."""
 
     max_ubatch_tokens: int | None = Field(None, ge=1, le=65_536)
-    """tokens of one forward pass at most (--ubatch-size)"""
+    """most tokens of one forward pass (--ubatch-size)"""
     max_sbatch_sequences: int | None = Field(None, ge=1, le=1024)
     """sequences of one batch: the slots of an instance (--parallel), which then do not follow
     demand"""
@@ -56,8 +56,8 @@ class BatchingSettings(SettingsTable):
     dynamic_batching: bool | None = None
     """whether a sequence may join while others decode (--cont-batching)"""
     prefer_pure_decode: bool = False
-    """short pauses of running streams before a short time to the first token: prompts are computed
-    one at a time and in chunks while others decode"""
+    """prefer short pauses of running streams to a short time to the first token: prompts are
+    computed one at a time and in chunks while others decode"""
 
     def settings(self) -> dict[str, Setting]:
         """Return settings by today's option names; `auto` if other settings decide the number."""

@@ -233,7 +233,7 @@ listen = "127.0.0.1:8080"
 # api_keys_file = "keys.toml"  # then clients need a key: corral key add NAME
 
 # [supervisor]
-# memory_budget = "12 GiB"     # main memory of all models together; unset: all but a twentieth
+# memory_budget = "12 GiB"     # main memory of all models together; unset: 95 % of it
 """
 _EXAMPLE: Final = """\
 

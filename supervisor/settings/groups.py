@@ -24,7 +24,7 @@ class GroupSettings(SettingsTable):
     exclusive: bool = False
     """while one of them is loaded, no other model is, except those with pinned = true"""
     together: bool = False
-    """a request for one of them unloads no other of them"""
+    """a request for one of these models unloads none of the others"""
 
     @model_validator(mode="after")
     def _has_a_rule(self) -> Self:

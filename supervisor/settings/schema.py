@@ -42,7 +42,7 @@ class ResidencyPolicy(SettingsTable):
     keep_alive: bool = True
     """whether requests may change how long it stays, by the member keep_alive"""
     keep_alive_max_s: Annotated[tables.Seconds, Field(ge=0, le=31_536_000)] | None = None
-    """longest time that keep_alive may give, for ever included; unset: any"""
+    """longest time that keep_alive may set; it also limits -1 (no limit); unset: any"""
     min_residency_s: float = Field(2, ge=0, le=86_400)
     """shortest time that it stays loaded before it is unloaded for another model"""
 
@@ -53,15 +53,13 @@ class SupervisorSettings(tables.InstanceLimits, EvictionSettings):
     watch_settings: bool = False
     """reload when this file changes, which is checked every 2 s"""
     memory_budget: Annotated[tables.Bytes, Field(ge=1024**2, le=2**60)] | None = None
-    """main memory that all models together may take, in bytes or as in 12 GiB; unset: all but a
-    twentieth"""
+    """main memory that all models together may take, in bytes or as in 12 GiB; unset: 95 % of it"""
     device_memory_wait_s: float = Field(5, ge=0, le=600)
-    """how long a load waits for memory of a device that an engine which ended has yet to give
-    back"""
+    """how long a load waits for device memory that an engine has not released yet after its end"""
     measure_threads: bool = True
     """measure models of up to 1 GiB with several thread counts at their first start"""
     adaptive: bool = True
-    """while serving, adapt values that are auto to demand and machine, and drafting to its speed;
+    """while serving, adapt auto values to demand and machine, and drafting to its measured speed;
     false: change nothing"""
     persist_slots: bool = True
     """save conversations to disk, for this user alone, while their model is not loaded"""
@@ -85,8 +83,8 @@ class SupervisorSettings(tables.InstanceLimits, EvictionSettings):
     """bytes per second of saved conversations that other machines may copy from here, all copies
     together, in bytes or as in 100 MiB; 0: none"""
     slots_hand_over_s: float = Field(20, ge=0, le=3600)
-    """for how long a daemon that stops waits until nodes have copied its saved conversations; 0: it
-    offers none"""
+    """how long a stopping daemon waits for nodes to copy its saved conversations; 0: it offers
+    none"""
     record_requests: bool = True
     """record sizes and pauses of answered requests, never a text, for this user alone; `corral
     bench --workload yours` replays them"""
@@ -102,22 +100,22 @@ class ModelSettings(ResidencyPolicy):
     """`[models.NAME]`: a GGUF file and how to serve it."""
 
     path: tables.ModelPath
-    """the GGUF file, of a split model its first shard; or hf:OWNER/NAME:QUANT,
-    hf:OWNER/NAME:FILE.gguf or ollama:NAME:TAG, which any store may have"""
+    """the GGUF file (of a split model, its first shard); or hf:OWNER/NAME:QUANT,
+    hf:OWNER/NAME:FILE.gguf or ollama:NAME:TAG, which is looked up in all stores"""
     engine: EngineField | None = None
     """its own installed build or llama-server; unset: the engine of all models"""
     profile: Text = "base"
     """a profile of `corral profile list`"""
     replicas: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = 1
-    """processes that serve this model; auto: as many as are of use on this machine"""
+    """processes that serve this model; auto: as many as are useful on this machine"""
     draft: Literal["auto"] | tables.ModelPath | None = None
     """a smaller GGUF of the same vocabulary, for speculation: a file, or a reference as for path;
     auto: a draft in the model's directory, if there is one"""
     aliases: tuple[tables.Alias, ...] = ()
     """other names that clients may use; * stands for all that no model has"""
     fallback: tuple[Text, ...] = Field((), max_length=8)
-    """models, aliases or variants that answer chats, the first that can, while this model cannot be
-    served"""
+    """models, aliases or variants that answer chats while this model cannot be served; the first
+    available one answers"""
     tool_calls: Literal["pass", "repair"] = "pass"
     """repair: calls of tools are checked against the schemas of their request, and broken ones are
     repaired or generated again"""
@@ -126,7 +124,7 @@ class ModelSettings(ResidencyPolicy):
     variants: dict[tables.VariantName, Variant] = Field(default_factory=dict)
     """the same processes under NAME:VARIANT, with other request defaults"""
     flags: dict[FlagName, FlagSetting] = Field(default_factory=dict)
-    """llama-server's own long names; they win over the profile"""
+    """llama-server's own long names; they override the profile"""
     args: tuple[Argument, ...] = ()
     """passed to llama-server last, unchecked"""
     engine_tools: bool = False

@@ -90,14 +90,14 @@ class SlotSettings(SettingsTable):
     """`[models.NAME.slots]`: slots that follow demand if `parallel` and `ctx-size` are auto."""
 
     follow_demand: bool = True
-    """more slots while requests queue and memory allows, each with as much context; fewer when it
-    is quiet"""
+    """add slots, each with as much context, while requests queue and memory allows; remove slots
+    when demand is low"""
     max: int = Field(16, ge=1, le=256)
     """the most slots of one instance"""
     queued_s: float = Field(60, gt=0, le=3600)
-    """how long requests queue before there are more slots"""
+    """how long requests queue before slots are added"""
     quiet_s: float = Field(600, gt=0, le=86_400)
-    """how long at most half of the slots are in use before there are fewer"""
+    """how long at most half of the slots are in use before slots are removed"""
 
     @model_validator(mode="after")
     def _is_bounded(self) -> Self:
@@ -126,7 +126,7 @@ class BalanceSettings(LoadBalanceConfig):
     """`[balance]`: layers of models that are split over workers."""
 
     automatic: bool = False
-    """move layers as `corral balance --apply` does; each time the model loads again"""
+    """move layers as `corral balance --apply` does; each move loads the model again"""
 
 
 _TIME: Final = r"(?:[01]\d|2[0-3]):[0-5]\d"
@@ -151,13 +151,13 @@ class DeviceSettings(SettingsTable):
         "first: none, idle ones, or busy ones too once they have answered",
     )
     reserve: Annotated[Bytes, Field(ge=1024**2, le=2**50)] = 512 * 1024**2
-    """other programs that leave less free memory of a device need more, in bytes or as in 512 MiB
-    """
+    """models give way when other programs leave less free memory of a device than this, in bytes or
+    as in 512 MiB"""
     check_interval_s: float = Field(5, ge=0.1, le=3600)
     """how often to look at the memory of devices that models use or gave up"""
     return_after_s: float = Field(30, ge=0, le=86_400)
-    """for how long a model that gave way must have room until it is loaded again without a request
-    """
+    """how long there must be room for a model that gave way before it is loaded again without a
+    request"""
     quiet_hours: Annotated[str, AfterValidator(_check_hours)] | None = None
     """local times of each day, as in 22:00-07:00, in which no model uses a device, as after `corral
     yield`"""
@@ -182,9 +182,9 @@ class HistorySettings(SettingsTable):
     """keep figures of each request on disk, for this user alone; `corral requests --last 20` shows
     them"""
     max_bytes: Annotated[Bytes, Field(ge=1024**2, le=2**40)] = 64 * 1024**2
-    """disk space for them, in bytes or as in 64 MiB; the oldest go"""
+    """disk space for these figures, in bytes or as in 64 MiB; the oldest are deleted first"""
     max_age_days: float = Field(90, gt=0, le=36_500)
-    """older ones are deleted"""
+    """older figures are deleted"""
 
     @property
     def limits(self) -> tuple[int, float] | None:
@@ -254,7 +254,7 @@ class HookSettings(SettingsTable):
     node_down: Commands = ()
     """another machine does not answer, or stops"""
     node_up: Commands = ()
-    """it answers again"""
+    """another machine answers again"""
     timeout_s: float = Field(30, gt=0, le=3600)
     """time for one command, after which it is killed"""
     model_idle_s: float = Field(600, ge=1, le=_SECONDS_MAX)
@@ -286,8 +286,8 @@ class ReleaseSettings(SettingsTable):
     api: Url = GITHUB
     """GitHub's list of releases, or a mirror of it"""
     downloads: Url | None = None
-    """a mirror of the files: URL/TAG/NAME; unset: where the list says they are. They must have the
-    SHA-256 that the list says"""
+    """URL of a mirror that has the files as URL/TAG/NAME; unset: the addresses in the list. The
+    files must have the SHA-256 given in the list"""
 
 
 Exposure = Literal["loopback", "private", "public", "every"]
@@ -340,15 +340,15 @@ class WorkerSettings(SettingsTable):
     address: Annotated[str, AfterValidator(_worker_address)] | None = None
     """HOST:PORT of a running worker, such as a `corral worker`"""
     local: bool = False
-    """the daemon runs one on this machine, for itself alone"""
+    """the daemon runs this worker on this machine, for itself alone"""
     port: int = Field(0, ge=0, le=_PORT_MAX)
-    """of a local one; 0: any free port"""
+    """port of a local worker; 0: any free port"""
     threads: int | None = Field(None, ge=1, le=1024)
-    """of a local one; unset: half of all CPUs, as it decides"""
+    """threads of a local worker; unset: half of all CPUs"""
     device: Text | None = None
-    """devices that a local one offers, with commas; unset: all, or the CPU"""
+    """devices that a local worker offers, separated by commas; unset: all, or the CPU"""
     cache: bool = False
-    """a local one keeps large tensors on disk, for faster loads"""
+    """a local worker keeps large tensors on disk, for faster loads"""
     memory: Annotated[Bytes, Field(ge=1024**2, le=2**60)] | None = None
     """memory that a model may take there; unset: the memory that the worker reports"""
 
@@ -366,11 +366,11 @@ class RestartPolicy(SettingsTable):
     """`[supervisor.restart]`: when an instance is restarted after a failure."""
 
     backoff_initial_s: float = Field(0.5, gt=0, le=3600)
-    """longest delay after the first failure; doubles with each"""
+    """longest delay after the first failure; doubles with each further failure"""
     backoff_max_s: float = Field(60, gt=0, le=86_400)
     """longest delay ever"""
     max_failures: int = Field(5, ge=1, le=1000)
-    """failures close together after which it is given up"""
+    """failures close together after which the process is no longer restarted"""
     failure_half_life_s: float = Field(300, gt=0, le=604_800)
     """time in which the count of failures halves"""
 
@@ -409,7 +409,7 @@ class InstanceLimits(HealthSettings):
     warm_timeout_s: float = Field(30, gt=0, le=3600)
     """time for the warm-up request"""
     unhealthy_timeout_s: float = Field(60, gt=0, le=3600)
-    """time to recover before a restart; less while requests wait for it"""
+    """time for an engine to recover before it is restarted; less while requests wait for it"""
     drain_timeout_s: float = Field(300, ge=0, le=86_400)
     """time for running requests to finish before they are aborted"""
     stop_timeout_s: float = Field(5, gt=0, le=600)
