@@ -12,10 +12,10 @@ from scripts.bench.result import Figure, Result
 
 _HEAD = """# Benchmarks
 
-This page is written by `scripts/bench/all`. A cell has the median of the rounds, with the lowest
-and the highest value in brackets. After × is the multiple of the variant that the first column
-names, round by round. The variants of a part ran interleaved on one machine: compare within a
-table, not between machines.
+This page is written by `scripts/bench/all`. Each cell shows the median of the rounds, with the
+lowest and the highest value in brackets. The number after × is the ratio to the variant named in
+the first column, computed for each round. The variants of a part ran interleaved on one machine:
+compare within a table, not between machines.
 """
 
 
