@@ -235,12 +235,15 @@ def run_checks(config: Path | None, where: Directories) -> list[Finding]:
     except CorralError as error:
         loaded, settings = Loaded(Settings(), None, {}), failure_finding("settings", error)
     here = machine.read()
-    found = [_system_finding(here), settings, *_findings(loaded, where, here)]
+    is_valid = settings.level == "ok"
+    found = [_system_finding(here), settings, *_findings(loaded, where, here, is_valid=is_valid)]
     secrets = host_checks.secrets_of(loaded.settings)
     return [host_checks.redact(finding, expand_home(Path("~")), secrets) for finding in found]
 
 
-def _findings(loaded: Loaded, where: Directories, here: Machine) -> Iterator[Finding]:
+def _findings(
+    loaded: Loaded, where: Directories, here: Machine, *, is_valid: bool
+) -> Iterator[Finding]:
     planner = LaunchPlanner(loaded.settings, where)
     status, daemon = _check_daemon(where)
     yield daemon
@@ -263,7 +266,9 @@ def _findings(loaded: Loaded, where: Directories, here: Machine) -> Iterator[Fin
     engines = [instance.pid for instance in instances if instance.pid]
     yield host_checks.check_processor([status.pid, *engines] if status else [])
     yield host_checks.check_files(max(1, planner.instances))
-    yield host_checks.check_address(loaded.settings.proxy.listen, status.url if status else None)
+    if is_valid:  # or the default address would be checked, which others may use
+        url = status.url if status else None
+        yield host_checks.check_address(loaded.settings.proxy.listen, url)
     yield host_checks.check_clients(loaded.settings.proxy)
     yield from check_tools(loaded.settings)
     yield from host_checks.check_hooks(loaded)

@@ -286,7 +286,7 @@ def test_a_busy_model_gives_way_once_it_has_answered_and_loads_with_less(
         until(lambda: device.listings > listings + 1)
 
     look()
-    stream = begin_stream(corral, 100, model="a")
+    stream = begin_stream(corral, 40, model="a")
     device.set_free(2)  # a program allocates all but 2 MiB
     look()
     with ThreadPoolExecutor() as threads:
