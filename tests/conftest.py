@@ -43,12 +43,13 @@ httpx._transports.default.create_ssl_context = functools.cache(  # type: ignore[
 # machine that does other work takes long for any example; what hangs meets the limit of its test.
 _SAME = hypothesis.settings(
     derandomize=True,
+    max_examples=60,
     database=None,
     deadline=None,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.register_profile("same", _SAME)
-# New examples: scripts/fuzz --only properties
+# More and new examples: scripts/fuzz --only properties
 hypothesis.settings.register_profile("search", _SAME, derandomize=False, max_examples=1000)
 hypothesis.settings.load_profile("same")
 
