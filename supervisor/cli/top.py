@@ -185,6 +185,9 @@ class _Display:
         self._draw()
 
     def _draw(self) -> None:
+        # The loop still runs what is ready, such as a sample, after the terminal was left.
+        if self._ended.done():
+            return
         area = self._terminal.size()
         lines = top_view.screen(self._view, self._sample, area, has_colour=self._has_colour)
         self._terminal.show(lines)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from support.corral_cli import PATIENCE_S
 from support.rpc_peer import peer
 
 from supervisor.builds.discover import Engine
@@ -28,7 +29,7 @@ def test_seed_000_another_version_of_the_protocol_is_refused(engine: Engine) -> 
         peer("other version") as port,
         pytest.raises(WorkerMismatch, match=r"speaks RPC protocol 9\.0\.0, which this engine"),
     ):
-        probe(engine, at(port))
+        probe(engine, at(port), limit_s=PATIENCE_S)
 
 
 def test_a_worker_that_is_in_use_is_not_waited_for(engine: Engine) -> None:
