@@ -7,7 +7,8 @@ and its settings here allow it. llama-corral also reports its slots.
 
 A model that is configured here and offered by a node is one model, served by both. Models that only
 nodes have are listed after the local ones until the daemon stops; they are failed while none of
-their nodes is up. Models with a fallback are listed as failed even before any node had them.
+their nodes is up. Models with a fallback are listed as failed even before any node had them, and
+those whose machines are started on demand as unloaded.
 """
 
 from __future__ import annotations
@@ -208,8 +209,13 @@ def remote_models(
     offered: Iterable[OfferedModel],
     created: int,
     fallback: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    on_demand: Collection[str] = (),
 ) -> RemoteModels:
-    """Group nodes' offers by model; `created` (Unix time) and `fallback` are for nodes' models."""
+    """Group nodes' offers by model.
+
+    `created` (Unix time) and `fallback` are for nodes' models. For those in `on_demand`, machines
+    are started when they are requested.
+    """
     by_id: dict[str, list[OfferedModel]] = {}
     for offer in offered:
         if model := served_id(offer.remote_model, local):
@@ -217,11 +223,17 @@ def remote_models(
     own = {model_info.id for model_info in local.model_infos}
     by_local_id = {model: by_id.pop(model) for model in own & by_id.keys()}
     others = [_remote_only(model, found, created, fallback) for model, found in by_id.items()]
-    if fallback:
+    if listed := dict.fromkeys((*on_demand, *fallback)):
         known = ModelNames((*local.model_infos, *others))
-        others += [  # models that no node has, and others answer for
-            _remote_only(name, (), created, fallback) for name in fallback if not known.get(name)
+        others += [  # models that no node has yet, or for which others answer
+            _remote_only(name, (), created, fallback) for name in listed if not known.get(name)
         ]
+    others = [
+        replace(model_info, state="unloaded", reason=None)
+        if model_info.state == "failed" and model_info.id in on_demand
+        else model_info
+        for model_info in others
+    ]
     return RemoteModels(local, by_local_id, tuple(others))
 
 

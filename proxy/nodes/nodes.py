@@ -118,11 +118,13 @@ class NodeStats:
     models: tuple[str, ...] = ()  # The node's ids of models that are or were served here.
     slots: int = 0  # Concurrent requests for all its models; 0 while it is not up.
     slots_busy: int = 0
+    received_bytes: int = 0  # Of the responses to this llama-corral.
 
 
 def stats_of(monitor: NodeMonitor, router: Router) -> NodeStats:
     name = monitor.node.name
     models = tuple(model.id for model in monitor.remote_models if model.is_loaded)
+    activities = [router.activity(f"{name}/{model}") for model in models]
     return NodeStats(
         name=name,
         url=monitor.node.url,
@@ -130,7 +132,8 @@ def stats_of(monitor: NodeMonitor, router: Router) -> NodeStats:
         problem=None if monitor.is_up else monitor.problem,
         models=models,
         slots=sum(upstream.slots for upstream in monitor.admitted.values()),
-        slots_busy=sum(router.count_in_flight(f"{name}/{model}") for model in models),
+        slots_busy=sum(activity.in_flight for activity in activities),
+        received_bytes=sum(activity.bytes_received for activity in activities),
     )
 
 
@@ -158,6 +161,7 @@ class Nodes:
         # Of models that only nodes have.
         self._created = int(datetime.now(UTC).timestamp())
         self._configured: dict[str, ConfiguredNode] = {}
+        self._on_demand: frozenset[str] = frozenset()
         self._monitors = NodeMonitors(router, local.names, settings, emit, self._note_change, times)
         self._discoveries: dict[str, Discovery] = {}
         self._loading = RemoteLoading(self._monitors)
@@ -167,8 +171,10 @@ class Nodes:
         # Incremented when a node's models change; `_merged_version` is that of `_merged`.
         self._version = self._merged_version = 0
         self._is_stale = asyncio.Event()
+        self._changed = asyncio.Event()
         self.set_nodes(nodes)
         router.signals.connect_failed.connect(self.mark_suspect)
+        router.signals.admitted.connect(self._wake)
         self.slot_files = NodeSlotFiles(self._monitors)
 
     @property
@@ -202,6 +208,10 @@ class Nodes:
                 self._discoveries[name] = discovery
                 self._monitors.tasks.begin("discovery", name, discovery.serve)
         self._configured = configured
+        self._on_demand = frozenset(
+            model for node in nodes if node.settings.on_demand for model in node.settings.models
+        )
+        self._note_change()
 
     def _room(self, discovery: Discovery) -> int:
         others = (found for found in self._discoveries.values() if found is not discovery)
@@ -286,7 +296,8 @@ class Nodes:
         return [offer for monitor in self._monitors for offer in monitor.offers()]
 
     def _merge(self, local: ModelNames, offered: Sequence[OfferedModel]) -> RemoteModels:
-        return remote_models(local, offered, self._created, self._settings.fallback)
+        fallback = self._settings.fallback
+        return remote_models(local, offered, self._created, fallback, sorted(self._on_demand))
 
     async def _merge_in_thread(self) -> NoReturn:
         """Merge long lists when they have changed; the previous merge is served meanwhile."""
@@ -301,6 +312,12 @@ class Nodes:
 
     def _note_change(self) -> None:
         self._version += 1
+        self._wake()
+
+    def _wake(self) -> None:
+        """Have requests that wait for a machine look again."""
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def ensure_ready(
         self, model: str, on_load: OnLoad = do_nothing_on_load
@@ -317,16 +334,21 @@ class Nodes:
             if any(served_id(offered, local) == model for offered in monitor.remote_models)
         ]
         is_local = any(model_info.id == model for model_info in local.model_infos)
-        if not is_local and not monitors and model in self._settings.fallback:
+        is_on_demand = model in self._on_demand
+        if not (is_local or monitors or is_on_demand) and model in self._settings.fallback:
             raise errors.Unavailable(f"{model} is unavailable: {NO_NODE}", _RETRY_AFTER_S)
-        if is_local or not monitors:
+        if is_local or not (monitors or is_on_demand):
             return await self._local.ensure_ready(model, on_load)
         on_load()
         for monitor in monitors:
             await monitor.checked.wait()
         if self._loading.loadable(model):
             await self._loading.load(model)
+        # A program starts a machine because this request waits; its queue timeout is the limit.
+        while model in self._on_demand and not self._router.serves(model):
+            await self._changed.wait()
         if not self._router.serves(model):
-            problems = "; ".join(f"{model.node.name}: {model.problem}" for model in monitors)
-            raise errors.Unavailable(f"{model} is unavailable: {problems}", _RETRY_AFTER_S)
+            problems = "; ".join(f"{found.node.name}: {found.problem}" for found in monitors)
+            reason = problems or NO_NODE
+            raise errors.Unavailable(f"{model} is unavailable: {reason}", _RETRY_AFTER_S)
         return None

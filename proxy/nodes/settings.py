@@ -147,6 +147,9 @@ class NodeSettings(SettingsTable):
     """PEM file of the key of cert, readable by this user alone"""
     models: tuple[Text, ...] = ()
     """ids of its models to serve here; unset: all"""
+    on_demand: bool = False
+    """whether another program starts machines when a model is requested, so that requests for
+    `models` wait (queue_timeout_s) while no machine has them; needs models"""
     slots: int = Field(4, ge=1, le=1024)
     """concurrent requests for each model, if it does not report its slots"""
     local_first: bool = True
@@ -174,4 +177,6 @@ class NodeSettings(SettingsTable):
             raise ValueError("resolver is for a url with dns+")
         if self.tls_files and not self.parsed_url.is_tls:
             raise ValueError("ca_file, cert and key are for a url with https://")
+        if self.on_demand and not self.models:
+            raise ValueError("on_demand: requests wait only for known models; list them in models")
         return self

@@ -109,6 +109,7 @@ class RouterSignals:
 
     def __init__(self) -> None:
         self.idle = Signal[[]]()  # A model holds no request any more.
+        self.admitted = Signal[[]]()  # An instance gets requests now.
         # An instance did not begin its response to a request.
         self.connect_failed = Signal[[Upstream, UpstreamConnectFailed]]()
         # An engine still computes although its request ended `cancel_timeout_s` ago; with the
@@ -250,6 +251,7 @@ class Router:
         self.cache.register(upstream, filled)
         self.registry.admit(upstream, self.cache.bit(upstream.name))
         self.queues[upstream.model].note_admission()
+        self.signals.admitted()
 
     def withdraw(self, name: str) -> None:
         """Route no more requests to an instance; those in flight continue."""

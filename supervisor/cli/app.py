@@ -356,10 +356,11 @@ def slurm_status(name: JobName = _JOB_NAME) -> None:
 def slurm_scale(  # noqa: PLR0913, PLR0917 (a command has its options)
     tasks: Annotated[int | None, Argument(min=0, max=1000, metavar="[TASKS]")] = None,
     auto: bool = False,
-    least: Annotated[int, Option("--min", min=1, max=1000)] = 1,
+    least: Annotated[int, Option("--min", min=0, max=1000)] = 1,
     most: Annotated[int, Option("--max", min=1, max=1000)] = 4,
     grow_after_s: Annotated[float, Option("--grow-after", min=0, metavar="SECONDS")] = 30,
     shrink_after_s: Annotated[float, Option("--shrink-after", min=0, metavar="SECONDS")] = 600,
+    script: Annotated[Path | None, Option(metavar="SCRIPT")] = None,
     name: JobName = _JOB_NAME,
 ) -> CommandResult:
     """Submit more tasks, or drain some.
@@ -367,10 +368,12 @@ def slurm_scale(  # noqa: PLR0913, PLR0917 (a command has its options)
     Args:
         tasks: Number of tasks to reach.
         auto: Follow the requests at the front, which runs here, until Ctrl-C.
-        least: With --auto, fewest tasks.
+        least: With --auto, fewest tasks. With 0, all end when no request has come for as long as
+            --shrink-after says, and the first starts when one waits; needs --script.
         most: With --auto, most tasks.
         grow_after_s: With --auto, submit more tasks when requests have waited this long.
         shrink_after_s: With --auto, end a task when one fewer has sufficed for this long.
+        script: Job script of new tasks. Unset: that of the tasks that exist.
     """
     from supervisor.cli import slurm
     from supervisor.service.slurm import Bounds
@@ -379,9 +382,12 @@ def slurm_scale(  # noqa: PLR0913, PLR0917 (a command has its options)
         raise BadParameter("give a number of tasks or --auto")
     if least > most:
         raise BadParameter("--min is above --max")
-    if tasks is None:
-        return slurm.scale_automatically(name, Bounds(least, most, grow_after_s, shrink_after_s))
-    return slurm.scale(name, tasks)
+    if tasks is not None:
+        return slurm.scale(name, tasks, script)
+    if not (least or script):
+        raise BadParameter("--min 0 needs --script: without a task, there is no script to use")
+    bounds = Bounds(least, most, grow_after_s, shrink_after_s)
+    return slurm.scale_automatically(name, bounds, script)
 
 
 @verb(slurm_commands, "slurm.cancel")

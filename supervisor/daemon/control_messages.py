@@ -450,7 +450,8 @@ class NodeStatus(Message):
     """A node; `state`: up; or down, draining or same (as another node), with a `reason`.
 
     A name that stands for several nodes has its own entry, `resolved` or `unresolved`, beside those
-    of its machines. `slots`: of all models; 0 unless the node is up.
+    of its machines. `slots`: of all models; 0 unless the node is up. `received_bytes`: of its
+    responses to this daemon.
     """
 
     name: str
@@ -460,6 +461,7 @@ class NodeStatus(Message):
     models: list[str]
     slots: int
     slots_busy: int
+    received_bytes: int
 
 
 class WeightStatus(Message):

@@ -104,6 +104,7 @@ class Demand:
     busy: int  # Slots in use.
     slots: int
     machines: int
+    received_bytes: int = 0  # Of all their responses, which shows those between two looks.
 
     @property
     def needed(self) -> int:
@@ -119,21 +120,39 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """Since when requests wait, and since when there is a spare machine; None: not now."""
+    """Since when requests wait, a machine is spare, or no request comes; None: not now."""
 
     short_since_s: float | None = None
     spare_since_s: float | None = None
+    idle_since_s: float | None = None
+    received_bytes: int | None = None  # At the last look.
+    grown_at_s: float | None = None  # When tasks were last submitted.
 
     def after(self, demand: Demand, at_s: float) -> Trend:
         """Return the trend with one more look."""
         short = at_s if self.short_since_s is None else self.short_since_s
         spare = at_s if self.spare_since_s is None else self.spare_since_s
-        return Trend(short if demand.waiting else None, spare if demand.has_spare else None)
+        idle = at_s if self.idle_since_s is None else self.idle_since_s
+        has_answered = self.received_bytes not in {None, demand.received_bytes}
+        return Trend(
+            short if demand.waiting else None,
+            spare if demand.has_spare else None,
+            None if demand.waiting or demand.busy or has_answered else idle,
+            demand.received_bytes,
+            self.grown_at_s,
+        )
+
+    def after_change(self, at_s: float, *, grows: bool) -> Trend:
+        """Return the trend with which the looks at another number of tasks begin."""
+        return Trend(grown_at_s=at_s if grows else self.grown_at_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of the number of tasks, and how long a demand lasts before it changes."""
+    """Of the number of tasks, and how long a demand lasts before it changes.
+
+    If `least` is 0, all tasks end together, and a request that waits starts the first one at once.
+    """
 
     least: int
     most: int
@@ -144,8 +163,18 @@ class Bounds:
 def tasks_wanted(tasks: int, demand: Demand, trend: Trend, at_s: float, bounds: Bounds) -> int:
     """Return how many tasks to run; tasks that do not serve yet count as relief under way."""
     wanted = tasks
-    if trend.short_since_s is not None and at_s - trend.short_since_s >= bounds.grow_after_s:
+
+    def has_lasted(since_s: float | None, seconds: float) -> bool:
+        return since_s is not None and at_s - since_s >= seconds
+
+    if tasks == demand.machines == 0 and demand.waiting:
+        # A task that fails at once is not submitted again and again.
+        if trend.grown_at_s is None or has_lasted(trend.grown_at_s, bounds.grow_after_s):
+            wanted = 1
+    elif has_lasted(trend.short_since_s, bounds.grow_after_s):
         wanted = max(tasks, demand.machines + demand.needed)
-    elif trend.spare_since_s is not None and at_s - trend.spare_since_s >= bounds.shrink_after_s:
+    elif bounds.least == 0 and has_lasted(trend.idle_since_s, bounds.shrink_after_s):
+        wanted = 0
+    elif has_lasted(trend.spare_since_s, bounds.shrink_after_s):
         wanted = tasks - 1
     return min(max(wanted, bounds.least), bounds.most)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -36,8 +37,9 @@ def merged(
     offers: list[OfferedModel],
     created: int,
     fallback: dict[str, list[str]] | None = None,
+    on_demand: Collection[str] = (),
 ) -> list[ModelInfo]:
-    remote = remote_models(ModelNames(local), offers, created, fallback or {})
+    remote = remote_models(ModelNames(local), offers, created, fallback or {}, on_demand)
     return model_list.merge_models(local, remote)
 
 
@@ -194,6 +196,16 @@ def test_a_nodes_model_has_the_fallback_of_the_settings_by_any_of_its_names() ->
     )
     assert gone.fallback == ("chat",)
     assert without_nodes([CHAT, far, gone]) == [CHAT]
+
+
+def test_a_model_whose_machines_are_started_on_demand_is_unloaded_while_there_are_none() -> None:
+    names = ["far", "chat"]
+    (_, far) = merged([CHAT], [], 1, {"far": ["chat"]}, names)  # the local one is as it is
+    assert (far.id, far.state, far.reason, far.fallback) == ("far", "unloaded", None, ("chat",))
+    (_, far) = merged([CHAT], [offered("far", problem="is away")], 1, on_demand=names)
+    assert (far.state, far.reason, far.slots) == ("unloaded", None, 0)
+    (_, far) = merged([CHAT], [offered("far")], 1, on_demand=names)
+    assert (far.state, far.slots) == ("loaded", 3)
 
 
 def test_other_proxies_get_only_local_models() -> None:

@@ -94,6 +94,8 @@ async def test_a_remote_only_model_is_listed_and_served(place: Place) -> None:
     listed = (await near.models())["chat"]
     assert listed["status"]["value"] == "loaded"
     assert (listed["context_length"], listed["meta"]["slots"]) == (2048, 2)
+    [stats] = near.nodes.stats()
+    assert stats.received_bytes > 0
 
 
 async def test_a_request_to_a_node_has_its_key_path_and_model_name(place: Place) -> None:
@@ -401,6 +403,46 @@ async def test_another_model_answers_while_no_node_has_the_one_of_its_name(place
         assert (await near.ask("far"))[:2] == (200, "chat.0")
         near.nodes.set_nodes(())  # as a machine that is no longer listed
         assert (await near.ask("far"))[:2] == (200, "chat.0")
+
+
+async def test_a_request_waits_for_a_machine_that_is_started_on_demand(place: Place) -> None:
+    node = await place.node(LOADED)
+    await node.stop()
+    far = configured_node("far", node.url, models=("chat",), on_demand=True)
+    near = NodesProxy(far)
+    async with near.running(), asyncio.TaskGroup() as group:
+        await until(lambda: bool(near.events("node.down")))
+        assert (await near.models())["chat"]["status"]["value"] == "unloaded"
+        waiting = group.create_task(near.ask())
+        await until(lambda: near.router.demand("chat").waiting == 1)
+        await node.start()
+        assert (await waiting)[:2] == (200, "far/chat")
+        near.nodes.set_nodes(())
+        assert (await near.ask())[0] == 404
+        near.nodes.set_nodes([far])
+        await until(lambda: near.router.serves("chat"))
+
+
+@pytest.mark.parametrize("directory", ["empty", "missing"])
+async def test_a_model_that_nobody_starts_is_still_loading(tmp_path: Path, directory: str) -> None:
+    (tmp_path / "empty").mkdir()
+    url = f"file+http://{tmp_path}/{directory}/*.json"
+    settings = SETTINGS.model_copy(update={"queue_timeout_s": 0.1})
+    far = configured_node("far", url, models=("chat",), on_demand=True)
+    async with NodesProxy(far, settings=settings).running() as near:
+        status, _, answer = await near.ask()
+        assert (status, answer["error"]["code"]) == (503, "model_loading")
+
+
+async def test_a_wait_ends_when_machines_are_no_longer_started_on_demand(place: Place) -> None:
+    node = await place.node(LOADED)
+    await node.stop()
+    near = NodesProxy(configured_node("far", node.url, models=("chat",), on_demand=True))
+    async with near.running(), asyncio.TaskGroup() as group:
+        waiting = group.create_task(refusal(near))
+        await until(lambda: bool(near.events("node.down")))
+        near.nodes.set_nodes([])
+    assert waiting.result() == "chat is unavailable: no node has it"
 
 
 async def test_a_batch_request_is_one_on_the_node_too(place: Place) -> None:

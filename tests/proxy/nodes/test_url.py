@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 import pytest
+from pydantic import ValidationError
 
-from proxy.nodes.settings import NodeUrl, normalized, parse_name_server, parse_url
+from proxy.nodes.settings import NodeSettings, NodeUrl, normalized, parse_name_server, parse_url
 
 
 def url_of(
@@ -58,3 +59,9 @@ def test_a_name_server_is_an_address_with_or_without_a_port() -> None:
     for wrong in ("dns.example", "", "10.0.0.1:53/x"):
         with pytest.raises(ValueError, match="not the address of a name server"):
             parse_name_server(wrong)
+
+
+def test_requests_wait_only_for_the_models_of_the_settings() -> None:
+    with pytest.raises(ValidationError, match="list them in models"):
+        NodeSettings(url="http://a", on_demand=True)
+    assert NodeSettings(url="http://a", models=("chat",), on_demand=True).on_demand

@@ -59,7 +59,7 @@ def status(columns: int) -> str:
     chat.idle = IdleStatus(limit_s=900.0, unload_in_s=65.0, origin="ttl_s")
     reason = "the engine ran out of memory while it loaded the model"
     chat.reduced = [AdaptedValue("ctx-size", 8192, "llama-corral", reason)]
-    node = NodeStatus("gpu", "up", None, "http://gpu.lan:8080", [LONG, "code"], 8, 1)
+    node = NodeStatus("gpu", "up", None, "http://gpu.lan:8080", [LONG, "code"], 8, 1, 0)
     weights = [
         WeightStatus(f"{LONG}.0", LONG, 1.0, "equal"),
         WeightStatus(f"gpu/{LONG}", LONG, 0.25, "measured"),

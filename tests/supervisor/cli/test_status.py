@@ -31,6 +31,7 @@ def node(name: str, reason: str | None = None, *models: str) -> NodeStatus:
         models=list(models),
         slots=0 if reason else 4,
         slots_busy=0 if reason else 1,
+        received_bytes=0,
     )
 
 

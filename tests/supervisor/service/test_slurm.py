@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.cli import slurm as commands
-from supervisor.errors import ServiceFailed
+from supervisor.errors import AccessDenied, ServiceFailed
 from supervisor.service import slurm
 from supervisor.service.slurm import Bounds, Demand, Task, Trend, parse_tasks, surplus, tasks_wanted
 
@@ -72,8 +72,65 @@ def test_tasks_that_do_not_serve_yet_count() -> None:
 
 def test_a_demand_that_ends_starts_the_time_anew() -> None:
     trend = Trend().after(SHORT, 0).after(IDLE, 20).after(SHORT, 25)
-    assert trend == Trend(short_since_s=25)
+    assert (trend.short_since_s, trend.spare_since_s, trend.idle_since_s) == (25, None, None)
     assert tasks_wanted(4, SHORT, trend, 50, BOUNDS) == 4
+
+
+TO_ZERO = replace(BOUNDS, least=0)
+NONE = Demand(waiting=0, busy=0, slots=0, machines=0)
+FIRST = replace(NONE, waiting=1)
+
+
+def answered(count: int, *, busy: int = 0) -> Demand:
+    return Demand(waiting=0, busy=busy, slots=16, machines=4, received_bytes=1000 * count)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "looks", "tasks"),
+    [
+        (TO_ZERO, {0: answered(1), 599: answered(1)}, 4),
+        (TO_ZERO, {0: answered(1), 600: answered(1)}, 0),  # all together
+        (BOUNDS, {0: answered(1), 600: answered(1)}, 3),
+        # A request between two looks, which none of them sees.
+        (TO_ZERO, {0: answered(1), 300: answered(2), 599: answered(2)}, 4),
+        (TO_ZERO, {0: answered(1), 300: answered(2), 600: answered(2)}, 3),
+        (TO_ZERO, {0: answered(1), 300: answered(1, busy=1), 600: answered(1, busy=1)}, 3),
+        (TO_ZERO, {0: answered(1), 300: FIRST, 310: answered(1)}, 4),
+    ],
+)
+def test_all_tasks_end_when_no_request_has_come_for_long(
+    bounds: Bounds, looks: dict[float, Demand], tasks: int
+) -> None:
+    trend = Trend()
+    for at_s, demand in looks.items():
+        trend = trend.after(demand, at_s)
+    assert tasks_wanted(4, demand, trend, at_s, bounds) == tasks
+
+
+def test_tasks_that_nobody_needs_any_more_end_before_they_serve() -> None:
+    trend = Trend().after(NONE, 0).after(NONE, 600)
+    assert tasks_wanted(2, NONE, trend, 600, TO_ZERO) == 0
+
+
+def test_the_first_request_starts_a_task_at_once() -> None:
+    trend = Trend().after(NONE, 0)
+    assert tasks_wanted(0, NONE, trend, 0, TO_ZERO) == 0
+    assert tasks_wanted(0, FIRST, trend.after(FIRST, 10), 10, TO_ZERO) == 1
+    many = replace(FIRST, waiting=50)
+    assert tasks_wanted(0, many, trend.after(many, 10), 10, TO_ZERO) == 1
+
+
+def test_one_task_begins_however_long_the_first_request_waits() -> None:
+    trend = Trend().after_change(10, grows=True).after(FIRST, 20).after(FIRST, 900)
+    assert tasks_wanted(1, FIRST, trend, 900, TO_ZERO) == 1
+
+
+def test_a_task_that_fails_at_once_is_started_again_after_a_while() -> None:
+    trend = Trend().after_change(10, grows=True).after(FIRST, 20)
+    assert tasks_wanted(0, FIRST, trend, 20, TO_ZERO) == 0
+    assert tasks_wanted(0, FIRST, trend.after(FIRST, 40), 40, TO_ZERO) == 1
+    ended = trend.after_change(5000, grows=False).after(FIRST, 5010)
+    assert tasks_wanted(0, FIRST, ended, 5010, TO_ZERO) == 1
 
 
 def test_bounds_hold_whatever_the_demand() -> None:
@@ -132,6 +189,22 @@ def test_without_tasks_there_is_no_script_to_use(cluster: Path) -> None:
     with pytest.raises(ServiceFailed) as caught:
         commands.scale("large", 2)
     assert caught.value.hint == "corral slurm submit SCRIPT --tasks 2"
+
+
+def test_a_given_script_is_that_of_new_tasks(
+    cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "corral.sbatch"
+    script.write_text("#!/bin/sh\n", "utf-8")
+    monkeypatch.chdir(tmp_path)
+    for rows, array in ((ROWS, "0-0"), ("", "0-3")):
+        (cluster / "rows").write_text(rows, "utf-8")
+        commands.scale("large", 4, script)
+        words = f"--parsable --job-name=large --array={array} --chdir={tmp_path}"
+        assert calls(cluster)[-1] == f"sbatch {words}"
+        assert (cluster / "script").read_text("utf-8") == "#!/bin/sh\n"
+    with pytest.raises(AccessDenied, match="cannot read"):
+        commands.scale("large", 4, tmp_path / "missing")
 
 
 def test_a_machine_without_slurm_says_so(cluster: Path) -> None:
