@@ -14,6 +14,7 @@ from supervisor.builds.discover import Device, free_bytes, list_devices
 from supervisor.cli.targets import choose
 from supervisor.daemon.control_messages import AdaptedValue, DaemonStatus, WorkerStatus
 from supervisor.daemon.model_commands import running_status
+from supervisor.errors import AccessDenied
 from supervisor.fleet.model import saved_room
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.models.metadata import shards_of
@@ -255,7 +256,11 @@ class _Planned:
         self.not_persisted_reason = persistence.reason(made)
         self.restored = persistence.outcome(made)  # of the first restored conversation, or None
         self.encrypts = persistence.encrypts
-        self.budget = persistence.budget()
+        try:
+            self.budget = persistence.budget()
+        except (OSError, AccessDenied) as error:  # the disk fails; the plan is still of use
+            self.budget = persistence.limits
+            self.not_persisted_reason = self.not_persisted_reason or str(error)
         self.saved_max, self.disk_room = saved_room(made, self.budget)
         self.cached_bytes = _cached_bytes(shards_of(made.gguf.path))  # None: unknown
         # Limit of slots while requests queue; None if their number is fixed.

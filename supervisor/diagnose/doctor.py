@@ -23,7 +23,14 @@ from supervisor.daemon.control_messages import (
 )
 from supervisor.diagnose import host_checks
 from supervisor.diagnose.host_checks import Finding, failure_finding
-from supervisor.errors import CorralError, DaemonBusy, EngineBroken, EngineMissing, NotRunning
+from supervisor.errors import (
+    AccessDenied,
+    CorralError,
+    DaemonBusy,
+    EngineBroken,
+    EngineMissing,
+    NotRunning,
+)
 from supervisor.fleet.model import saved_room
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.output import size
@@ -35,6 +42,7 @@ from supervisor.rpc.worker import find
 from supervisor.settings.load import Loaded, load
 from supervisor.settings.schema import Settings
 from supervisor.settings.tables import exposure
+from supervisor.slot_store.store_config import SlotPersistence
 from supervisor.system import machine
 from supervisor.system.files import expand_home
 from supervisor.system.machine import Machine
@@ -76,17 +84,25 @@ def check_models(
             is_expected = not planner.launches.slot_persistence.problem
             yield Finding(f"model {name}", "ok" if is_expected else "warn", text)
         elif can_read_slots:
-            count, room = saved_room(plan, planner.launches.slot_persistence.budget())
-            yield Finding(
-                f"model {name}",
-                "ok" if count else "warn",
-                f"conversations are saved across restarts: {room}",
-                None if count else "raise slots_disk_budget, or free space on the disk",
-            )
+            yield _check_room(plan, planner.launches.slot_persistence)
         yield from _check_trial(planner, name)
         found = memory_need(plan, len(planner.replicas_of(name)))
         needs.append(replace(found, is_preloaded=planner.model_settings(name).preload))
     return needs
+
+
+def _check_room(plan: Plan, persistence: SlotPersistence) -> Finding:
+    try:
+        budget = persistence.budget()
+    except (OSError, AccessDenied) as error:
+        return Finding(f"model {plan.model}", "warn", f"conversations are not saved: {error}")
+    count, room = saved_room(plan, budget)
+    return Finding(
+        f"model {plan.model}",
+        "ok" if count else "warn",
+        f"conversations are saved across restarts: {room}",
+        None if count else "raise slots_disk_budget, or free space on the disk",
+    )
 
 
 def _check_trial(planner: LaunchPlanner, name: str) -> Iterator[Finding]:

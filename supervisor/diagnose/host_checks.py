@@ -274,9 +274,9 @@ _FIX_SHARED: Final = "conversations are neither saved nor restored until then; r
 
 
 def check_slots_directory(path: Path, limit_s: float = _ANSWER_S) -> Finding:
-    """Write and delete a file, in a thread: a network file system may not answer for minutes."""
+    """Write and read, in a thread: a network file system may not answer for minutes."""
     answers = SimpleQueue[Finding]()
-    Thread(target=lambda: answers.put(_try_to_write(path)), daemon=True).start()
+    Thread(target=lambda: answers.put(_try_to_use(path)), daemon=True).start()
     try:
         return answers.get(timeout=limit_s)
     except Empty:
@@ -284,20 +284,33 @@ def check_slots_directory(path: Path, limit_s: float = _ANSWER_S) -> Finding:
         return Finding("slots_directory", "fail", text, _FIX_SHARED)
 
 
-def _try_to_write(path: Path) -> Finding:
+def _try_to_use(path: Path) -> Finding:
     finding = replace(check_directory("", path, is_private=False), name="slots_directory")
     if finding.level == "fail" or not path.exists():
         return finding
+    verb = "write"
     try:
         with TemporaryFile(dir=path) as file:
             file.write(bytes(4096))
             file.flush()
             os.fsync(file.fileno())
+        verb = "read"
+        for file_path in _slot_files(path):
+            with file_path.open("rb") as file:
+                file.read(4096)
+            break
     except OSError as error:
         return Finding(
-            finding.name, "fail", f"cannot write in {path}: {error.strerror}", _FIX_SHARED
+            finding.name, "fail", f"cannot {verb} in {path}: {error.strerror}", _FIX_SHARED
         )
     return finding
+
+
+def _slot_files(path: Path) -> Iterator[Path]:
+    """Yield the files of all models in a directory of slot files; raises OSError."""
+    if (kept := path / "kept").exists():
+        for directory in kept.iterdir():
+            yield from directory.iterdir()
 
 
 def _fault(path: Path, found: os.stat_result, *, is_private: bool) -> str | None:

@@ -16,7 +16,7 @@ from supervisor.engine.client import EngineClient, EngineUnreachable, ErrorRespo
 from supervisor.engine.prompts import WarmPrompt
 from supervisor.engine.states import InstanceSnapshot, State
 from supervisor.engine.warmup import PrefillQueue
-from supervisor.errors import CorralError, SaveFailed, SettingsInvalid, StartFailed
+from supervisor.errors import AccessDenied, CorralError, SaveFailed, SettingsInvalid, StartFailed
 from supervisor.fleet.model import Model, Replica
 from supervisor.slot_store.manager import SlotManager
 from supervisor.slot_store.manifest import Manifest, cache_key
@@ -70,8 +70,11 @@ async def save(
         message = "\n".join(["some idle slots were not saved", *failures])
         return SaveFailed(message, hint="corral slots list shows those that are")
     saved: list[Manifest] = []
-    for model in dict.fromkeys(replica.place.model for replica in replicas):
-        saved += await asyncio.to_thread(persistence.store.list_saved, model)
+    try:
+        for model in dict.fromkeys(replica.place.model for replica in replicas):
+            saved += await asyncio.to_thread(persistence.store.list_saved, model)
+    except AccessDenied as error:
+        return SaveFailed(f"the idle slots are saved, but not listed: {error}")
     return saved
 
 

@@ -66,6 +66,8 @@ class SlotManager:
     _keyed: tuple[Plan, CacheKey] | None = field(default=None, init=False)
     _saved_tasks: dict[int, int | None] = field(factory=dict, init=False)
     _restored: tuple[RestoredSlot, ...] = field(default=(), init=False)
+    # The disk refused the last save; idle engines save every minute, and one warning is enough.
+    _has_disk_failed: bool = field(default=False, init=False)
     _unused: int = field(default=0, init=False)  # responses in a row that used no restored token
 
     @property
@@ -109,7 +111,7 @@ class SlotManager:
         if run != self._run:
             self._saved_tasks, self._restored, self._run = {}, (), run
         saved, began_at_s = list[Manifest](), time.monotonic()
-        reason = ""
+        reason, is_of_disk = "", False
         try:
             async with asyncio.timeout(self._persistence().timeout_s), self._lock:
                 await save(task, client, self._saved_tasks, saved)
@@ -118,9 +120,12 @@ class SlotManager:
         except EngineUnreachable as error:
             reason = f"the engine does not answer: {error}"
         except (OSError, AccessDenied) as error:
-            reason = str(error)
-        if reason:
+            reason, is_of_disk = str(error), True
+        if is_of_disk and self._has_disk_failed:
+            task.failures.append(reason)
+        elif reason:
             task.emit_failed(reason)
+        self._has_disk_failed = is_of_disk
         task.emit_transfer("slots.saved", saved, began_at_s)
         return task.failures
 

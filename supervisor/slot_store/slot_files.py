@@ -88,6 +88,7 @@ class SlotFiles(Part):
         self._answered_at_s = float("-inf")  # a shared directory, with these rooms
         self._shared_rooms_bytes: Mapping[str, int] = {}
         self._fault = ""  # why it could not be used at the last look
+        self._has_unreadable = False  # some files could not be read at the last look
         self._looking: asyncio.Task[None] | None = None
         self._byte_s = _BYTE_S
         self._measured_at_s = float("-inf")
@@ -378,8 +379,11 @@ class SlotFiles(Part):
         if self._read_from is None:
             self.catalogue.remove(known)
         there, new, invalid = set[str](), list[Manifest](), list[QuarantinedFile]()
+        errors = list[OSError]()
         if persistence.is_on:
-            there, new, invalid = await self.run(persistence.store.read_new, self.catalogue.names)
+            there, new, invalid, errors = await self.run(
+                persistence.store.read_new, self.catalogue.names
+            )
         gone = self.catalogue.remove(known - there)
         is_own = persistence.is_on and persistence.store.shared is None
         if gone and is_own and self._read_from is not None:
@@ -394,7 +398,14 @@ class SlotFiles(Part):
             self._emit("slots.key_missing", files=len(unreadable), keys=keys)
         for model, file, reason in invalid:
             self._emit("slots.quarantined", model=model, file=file, reason=reason)
+        self._note_unreadable(persistence.store, errors)
         self._read_from = persistence
+
+    def _note_unreadable(self, store: SlotStore, errors: Sequence[OSError]) -> None:
+        if errors and not self._has_unreadable:
+            reason = f"{store.root}: {errors[0].strerror}"
+            self._emit("slots.files_unreadable", files=len(errors), reason=reason)
+        self._has_unreadable = bool(errors)
 
     async def evict(self) -> None:
         """Delete files beyond the limits, in a shared directory only those of this daemon's charge.

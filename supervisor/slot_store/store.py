@@ -42,6 +42,7 @@ from typing import Any, Final
 from attrs import define
 
 from supervisor.engine.client import SlotFileInfo
+from supervisor.errors import access_denied
 from supervisor.slot_store.encryption import PLAIN, SlotContent
 from supervisor.slot_store.manifest import (
     OTHER_FORMAT,
@@ -160,20 +161,25 @@ class Quarantine:
                 path.unlink(missing_ok=True)
 
     def empty(self) -> None:
-        shutil.rmtree(self._root, ignore_errors=True)
+        """Delete all files. Raises OSError."""
+        for path in list(self._files()):
+            path.unlink(missing_ok=True)
 
     def _files(self) -> Iterable[Path]:
         return self._root.iterdir() if self._root.is_dir() else ()
 
 
 def read_manifest(path: Path) -> Manifest | QuarantinedFile | None:
-    """Return a manifest, or why it is invalid; None if it was deleted meanwhile."""
+    """Return a manifest, or why it is invalid; None if it was deleted meanwhile.
+
+    Raises OSError: it cannot be read.
+    """
     try:
         found = load(path.read_text("utf-8"))
         used_at = datetime.fromtimestamp(path.stat().st_mtime_ns // 1000 / 1e6, tz=UTC)
     except FileNotFoundError:
         return None
-    except (ManifestInvalid, OSError, UnicodeDecodeError) as error:
+    except (ManifestInvalid, UnicodeDecodeError) as error:
         return name_of_file(path.parent.name), path.stem, str(error)
     if (found.name, file_name(found.model)) != (path.stem, path.parent.name):
         return name_of_file(path.parent.name), path.stem, "its manifest is of another file"
@@ -259,9 +265,22 @@ class SlotStore:
             has_changed = self.shared.has_changed([self._kept, *self._directories(None)])
         return has_changed, self.rooms_bytes()
 
+    def _read(self, path: Path) -> Manifest | QuarantinedFile | None:
+        """Read a manifest; one of this daemon's own disk that cannot be read is invalid.
+
+        Raises OSError: it is in a shared directory, whose file may be whole.
+        """
+        try:
+            return read_manifest(path)
+        except OSError as error:
+            if self.shared:
+                raise
+            return name_of_file(path.parent.name), path.stem, str(error)
+
     def list_saved(self, model: str | None = None) -> list[Manifest]:
-        """Return the valid manifests of a model, or of all."""
-        found = (read_manifest(path) for path in self._manifests(model))
+        """Return the valid manifests of a model, or of all. Raises AccessDenied."""
+        with access_denied(f"cannot list the files in {self.root}"):
+            found = [self._read(path) for path in self._manifests(model)]
         return [
             self.content.unseal(manifest) for manifest in found if isinstance(manifest, Manifest)
         ]
@@ -276,10 +295,13 @@ class SlotStore:
         return self.shared is None or self.shared.owns(manifest.name, manifest.daemon)
 
     def find_used(self, manifests: Iterable[Manifest]) -> dict[str, datetime]:
-        """Return the files that another daemon used since their manifests were read, and when."""
+        """Return the files that another daemon used since their manifests were read, and when.
+
+        Raises OSError.
+        """
         found = {}
         for manifest in manifests:
-            now = read_manifest(self.path(manifest).with_suffix(_MANIFEST))
+            now = self._read(self.path(manifest).with_suffix(_MANIFEST))
             if isinstance(now, Manifest) and now.used_at > manifest.used_at:
                 found[manifest.name] = now.used_at
         return found
@@ -308,10 +330,19 @@ class SlotStore:
 
     def read_new(
         self, known: Collection[str]
-    ) -> tuple[set[str], list[Manifest], list[QuarantinedFile]]:
-        """Return all names, manifests not `known`, and invalid files, which are quarantined."""
+    ) -> tuple[set[str], list[Manifest], list[QuarantinedFile], list[OSError]]:
+        """Return all names, manifests not `known`, and invalid files, which are quarantined.
+
+        The errors are those of manifests in a shared directory that cannot be read now.
+        """
         paths = list(self._manifests(None))
-        found = [read_manifest(path) for path in paths if path.stem not in known]
+        found, errors = list[Manifest | QuarantinedFile | None](), list[OSError]()
+        for path in paths:
+            if path.stem not in known:
+                try:
+                    found.append(self._read(path))
+                except OSError as error:
+                    errors.append(error)
         invalid = [file for file in found if isinstance(file, tuple)]
         if self.shared:  # daemons of a later version may write these
             invalid = [file for file in invalid if file[-1] != OTHER_FORMAT]
@@ -320,7 +351,7 @@ class SlotStore:
         new = [
             self.content.unseal(manifest) for manifest in found if isinstance(manifest, Manifest)
         ]
-        return {path.stem for path in paths}, new, invalid
+        return {path.stem for path in paths}, new, invalid, errors
 
     def add(
         self, spooled: Path, unverified: Manifest, others: Iterable[Manifest], tokens_min: int
@@ -416,18 +447,25 @@ class SlotStore:
         return manifest.model, manifest.name, reason
 
     def forget_files(self, manifests: Iterable[Manifest]) -> None:
-        """Delete files, and the quarantine, whose files cannot be mapped to conversations."""
-        self.drop(manifests)
-        self.quarantine.empty()
+        """Delete files, and the quarantine, whose files cannot be mapped to conversations.
+
+        Raises AccessDenied: some may be left.
+        """
+        with access_denied(f"cannot delete all files in {self.root}"):
+            self.drop(manifests)
+            self.quarantine.empty()
 
     def forget(self, model: str | None = None) -> list[Manifest]:
-        """Delete and return the saved files of a model, or of all; empty the quarantine."""
+        """Delete and return the saved files of a model, or of all; empty the quarantine.
+
+        Raises AccessDenied: some may be left.
+        """
         found = self.list_saved(model)
-        self.drop(found)
-        if not self.shared:
-            for directory in self._directories(model):
-                shutil.rmtree(directory)
-        self.quarantine.empty()
+        self.forget_files(found)
+        with access_denied(f"cannot delete all files in {self.root}"):
+            if not self.shared:
+                for directory in self._directories(model):
+                    shutil.rmtree(directory)
         self.outcomes.forget(model)
         return found
 
@@ -443,8 +481,9 @@ class SlotStore:
     def delete_partial(self) -> None:
         """Delete files without a manifest; of a shared directory, those that nobody writes."""
         for directory in self._directories(None):
-            for path in directory.iterdir():
-                if path.with_suffix(_MANIFEST).exists() and path.suffix in _ENDINGS:
+            paths = set(directory.iterdir())
+            for path in paths:
+                if path.with_suffix(_MANIFEST) in paths and path.suffix in _ENDINGS:
                     continue
                 if self.shared is None or self.shared.is_abandoned(path):
                     path.unlink(missing_ok=True)
@@ -461,6 +500,11 @@ class SlotStore:
             self.shared.end()
 
     def _directories(self, model: str | None) -> Iterator[Path]:
+        """Yield the directories of a model, or of all. Raises OSError."""
+        try:
+            self._kept.lstat()  # a disk that fails does not mean that there are none
+        except FileNotFoundError:
+            return
         if is_ours(self._kept):
             yield from (
                 path
@@ -508,15 +552,18 @@ class SlotStore:
             write_atomic(target.with_suffix(_MANIFEST), text, durable=durable)
             set_time(target.with_suffix(_MANIFEST), manifest.used_at)
         except OSError:
-            target.unlink(missing_ok=True)
+            with suppress(OSError):  # the first error says what failed
+                self._remove(target)
             raise
 
     def drop(self, manifests: Iterable[Manifest]) -> None:
         for manifest in manifests:
-            path = self.path(manifest)
-            # The manifest first: a file without one does not count.
-            path.with_suffix(_MANIFEST).unlink(missing_ok=True)
-            path.unlink(missing_ok=True)
+            self._remove(self.path(manifest))
+
+    def _remove(self, path: Path) -> None:
+        # The manifest first: a file without one does not count.
+        path.with_suffix(_MANIFEST).unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
 
     def path(self, manifest: Manifest) -> Path:
         return self._directory(manifest.model) / f"{manifest.name}{_DATA}"

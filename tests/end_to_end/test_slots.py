@@ -225,6 +225,32 @@ def test_daemons_that_share_a_directory_continue_conversations_of_each_other(
     assert saved["tokens"] > third["cache_n"]
 
 
+def test_commands_say_that_a_shared_directory_cannot_be_read(
+    corral: CorralCli, tiny_model: Path
+) -> None:
+    shared = corral.root / "shared"
+    configure(corral, tiny_model, f'[supervisor]\nslots_directory = "{shared}"')
+    corral.ok("start")
+    messages, _ = turn(corral, story(200))
+    corral.ok("slots", "save")
+    unreadable = shared / "kept" / "chat" / "0123456789abcdef.json"
+    unreadable.mkdir()
+    turn(corral, story(100))
+    reason = f"cannot list the files in {shared}: Is a directory"
+    for words in ("save", "list", "forget --all", ""):
+        done = corral("slots", *words.split())
+        assert (done.returncode, reason in done.stderr) == (1, True), done.stderr
+    assert "Is a directory" in corral("doctor").stdout
+    assert f"conversations are not saved across restarts: {reason}" in corral.ok("plan", "chat")
+    until(lambda: corral.events("slots.files_unreadable"))
+    assert not corral.events("slots.quarantined")
+    unreadable.rmdir()
+    assert len(corral.data("slots", "list")) == 2
+    corral.ok("restart")
+    _, timings = turn(corral, messages)
+    assert timings["cache_n"] > 200
+
+
 @pytest.fixture
 def four(corral: CorralCli, fork_server: ForkServer) -> Iterator[list[CorralCli]]:
     """Four daemons; the directories of the others are in that of the first."""

@@ -137,6 +137,21 @@ def test_a_shared_directory_is_written(tmp_path: Path, monkeypatch: pytest.Monke
     )
 
 
+def test_a_shared_directory_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "kept" / "chat").mkdir(parents=True)
+    assert check_slots_directory(tmp_path).level == "ok"
+    (tmp_path / "kept" / "chat" / "1.json").touch()
+    assert check_slots_directory(tmp_path).level == "ok"
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(Path, "open", fail)
+    finding = check_slots_directory(tmp_path)
+    text = f"cannot read in {tmp_path}: Input/output error"
+    assert (finding.level, finding.text) == ("fail", text)
+
+
 def test_a_shared_directory_that_hangs_does_not_hang_the_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

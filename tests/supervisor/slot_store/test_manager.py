@@ -236,6 +236,33 @@ async def test_a_full_disk_is_reported_and_leaves_no_file(
     assert not [*harness.store.root.rglob("*.slot"), *harness.store.root.rglob("*.new")]
 
 
+async def test_a_disk_that_does_not_answer_is_one_warning_until_it_does(
+    tiny_model: Path, runtime: Path
+) -> None:
+    harness = FleetHarness(runtime, tiny_model)
+    async with harness.up():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(shutil, "disk_usage", _fail)
+            for _ in range(3):  # as idle engines do
+                (failure,) = await _save(harness)
+                assert "has not answered" in failure
+        assert len(harness.emitted("slots.save_failed")) == 1
+        assert not await _save(harness)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(shutil, "disk_usage", _fail)
+            assert await _save(harness)
+        assert len(harness.emitted("slots.save_failed")) == 2
+
+
+def _fail(_: object) -> None:
+    raise OSError("the directory has not answered")
+
+
+async def _save(harness: FleetHarness) -> Sequence[str]:
+    async with harness.client() as client:
+        return await harness.replica.slots.save(client, harness.replica.instance.snapshot().run)
+
+
 async def test_nothing_is_written_to_a_nearly_full_disk(
     tiny_model: Path, runtime: Path, transfers: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,12 +8,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.corral_cli import PATIENCE_S
 from support.instance_harness import RecordingTraffic
 from support.slot_files import manifest, write
 
+from supervisor.errors import AccessDenied
+from supervisor.events import Emit
 from supervisor.slot_store.manifest import Manifest
 from supervisor.slot_store.policy import DiskBudget
 from supervisor.slot_store.shared_directory import SharedDirectory, in_charge
@@ -21,6 +24,10 @@ from supervisor.slot_store.slot_file import InvalidSlotFile, SlotFileMissing
 from supervisor.slot_store.slot_files import SlotFiles
 from supervisor.slot_store.store import SlotStore
 from supervisor.slot_store.store_config import SlotPersistence
+
+
+def ignore(_event: str, /, **_fields: object) -> None:
+    """Have no listener."""
 
 
 class Clock:
@@ -52,10 +59,10 @@ def put(store: SlotStore, first: int, minutes: int = 0) -> Manifest:
     return found
 
 
-def files_of(store: SlotStore, **limits: object) -> SlotFiles:
+def files_of(store: SlotStore, emit: Emit = ignore, **limits: object) -> SlotFiles:
     budget = replace(DiskBudget(1 << 30, max_age=timedelta(days=36_500)), **limits)  # type: ignore[arg-type]
     persistence = SlotPersistence(store, is_on=True, limits=budget, timeout_s=60.0)
-    return SlotFiles(lambda: persistence, RecordingTraffic(), lambda *_, **__: None)
+    return SlotFiles(lambda: persistence, RecordingTraffic(), emit)
 
 
 def test_each_file_has_one_daemon_in_charge_and_a_dead_one_moves_only_its_own() -> None:
@@ -170,6 +177,78 @@ def test_a_failing_file_system_says_nothing_about_a_file(
     path.write_bytes(path.read_bytes()[:-1])  # truncated meanwhile
     with pytest.raises(InvalidSlotFile):
         store.check_out(saved, spool, saved.identity)
+
+
+def fail_on(monkeypatch: pytest.MonkeyPatch, method: str, fails: Callable[[Path], bool]) -> None:
+    """Have a method of paths fail as on a disk with errors."""
+    done = getattr(Path, method)
+
+    def failing(path: Path, *given: Any, **named: Any) -> Any:
+        if fails(path):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return done(path, *given, **named)
+
+    monkeypatch.setattr(Path, method, failing)
+
+
+async def test_files_that_cannot_be_read_stay_and_are_reported_until_they_can(
+    tmp_path: Path,
+) -> None:
+    one, events = store_of(tmp_path, "a"), list[tuple[str, dict[str, Any]]]()
+    saved = [put(one, 1000 * number) for number in range(3)]
+
+    def emit(event: str, /, **fields: object) -> None:
+        events.append((event, fields))
+
+    files = files_of(store_of(tmp_path, "b"), emit)
+    with pytest.MonkeyPatch.context() as patch:
+        fail_on(patch, "read_text", lambda path: path.stem in {"0", "1000"})
+        for _ in range(2):
+            await files.reconcile()
+        assert files.catalogue.names == {"2000"}
+        ((event, fields),) = events
+        assert (event, fields["files"]) == ("slots.files_unreadable", 2)
+        assert fields["reason"] == f"{tmp_path / 'shared'}: Input/output error"
+        with pytest.raises(AccessDenied, match=r"cannot list the files in .*Input/output"):
+            one.forget("chat")  # otherwise it would seem to be forgotten
+    await files.reconcile()
+    assert files.catalogue.names == {found.name for found in saved}
+    assert one.list_saved() == saved
+
+
+def test_a_directory_that_cannot_be_read_is_not_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = store_of(tmp_path, "a")
+    assert not store.list_saved()
+    put(store, 1000)
+    fail_on(monkeypatch, "lstat", lambda path: path.name == "kept")
+    with pytest.raises(AccessDenied, match="Input/output"):
+        store.list_saved()
+
+
+def test_forgetting_fails_if_a_file_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = store_of(tmp_path, "a")
+    saved = put(store, 1000)
+    fail_on(monkeypatch, "unlink", lambda path: path.suffix == ".json")
+    for forget in (store.forget, lambda: store.forget_files([saved])):
+        with pytest.raises(AccessDenied, match=r"cannot delete all files in .*Input/output"):
+            forget()
+
+
+def test_a_file_whose_manifest_is_not_completed_is_not_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    store = store_of(tmp_path, "a")
+    monkeypatch.setattr(os, "utime", fail)
+    with pytest.raises(OSError, match="Input/output"):
+        put(store, 1000)
+    assert not list((tmp_path / "shared/kept/chat").iterdir())
 
 
 def test_partial_files_are_deleted_once_nobody_writes_them(tmp_path: Path) -> None:

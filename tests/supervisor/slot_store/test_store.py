@@ -149,8 +149,9 @@ def test_clean_up_deletes_partial_files(store: SlotStore) -> None:
     (store.spool("chat.0") / "half.new").write_bytes(b"x")
     (store.root / "kept" / "empty").mkdir()
     store.clean_up()
-    there, new, invalid = store.read_new({"1000"})
+    there, new, invalid, errors = store.read_new({"1000"})
     assert (there, new, [name for _, name, _ in invalid]) == ({"1000", "0"}, [], ["0"])
+    assert not errors
     assert names(store) == {"1000.slot", "1000.json", "0.json"}
     assert store.quarantine.names() == ["0.json"]
     assert not (store.root / "kept" / "empty").exists()
@@ -209,7 +210,7 @@ def test_files_of_a_model_whose_name_has_slashes_are_found_again(store: SlotStor
     found, _ = store.add(spooled, new, [], 256)
     assert found
     assert SlotStore(store.root).list_saved("qwen/tiny:q4") == [found]
-    assert store.read_new(()) == ({"a"}, [found], [])
+    assert store.read_new(()) == ({"a"}, [found], [], [])
     assert store.check_out(found, store.spool("qwen/tiny:q4.0"), found.identity).is_file()
     assert {path.name for path in store.root.glob("*/*")} == {"qwen%2Ftiny:q4", "qwen%2Ftiny:q4.0"}
     assert store.forget("qwen/tiny:q4") == [found]
