@@ -1,8 +1,8 @@
 """Runs an engine's `--help`, `--version` and `--list-devices`.
 
 Each command has a time limit, and an environment without the variables that change the engine's
-behaviour. The output is cached by the file's path, size and modification time until the machine
-reboots, as its devices may then have changed.
+behaviour. The output is cached by the file's path, size and modification time, and by the variables
+that choose devices, until the machine reboots, as its devices may then have changed.
 
 llama.cpp's unified program `llama` has llama-server as its command `serve`, with the same options.
 Without a command, its `--help` lists the commands; the first such builds do not know `--help`.
@@ -52,6 +52,12 @@ def creation_flags(platform: str = sys.platform) -> int:
     return _CREATE_NO_WINDOW if platform == "win32" else 0
 
 
+# Beginnings of variables by which drivers and ggml choose devices, such as CUDA_VISIBLE_DEVICES,
+# ONEAPI_DEVICE_SELECTOR and ZE_AFFINITY_MASK.
+_OF_DEVICES: Final = (
+    *("ASCEND_", "CUDA_", "GGML_", "GPU_", "HIP_", "HSA_", "MUSA_", "NVIDIA_"),
+    *("ONEAPI_", "ROCR_", "SYCL_", "VK_", "ZE_"),
+)
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _OUTPUT_MAX: Final = 1 << 20
 _WRONG_MACHINE: Final = "it may be built for another machine, or its download is incomplete"
@@ -85,7 +91,9 @@ def probe(
     Raises EngineBroken: it does not run, or is not a llama-server.
     """
     boot_id = _BOOT_ID.read_text("utf-8") if _BOOT_ID.is_file() else ""
-    key = files.key_of([path], *map(str, library_dirs), boot_id)
+    variables = sorted(item for item in os.environ.items() if item[0].startswith(_OF_DEVICES))
+    chosen = [f"{name}={value}" for name, value in variables]
+    key = files.key_of([path], *map(str, library_dirs), boot_id, *chosen)
     match files.get(cache_dir / "engines", key):
         case {"output": [str(version), str(text), str(devices), str(subcommand)]}:
             return version, text, devices, subcommand

@@ -182,6 +182,19 @@ def test_an_engine_is_probed_once_until_its_file_changes(
     assert load(engine, cache_dir=cache, places=places).devices == ()
 
 
+def test_devices_are_those_of_the_variables_that_choose_them(
+    tmp_path: Path, places: SearchPaths, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs of one machine have the same cache, and each its own devices."""
+    engine = fake(tmp_path / "engine", devices=f"{DEVICES}\n  '\"$CUDA_VISIBLE_DEVICES\"'")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert len(load(engine, cache_dir=cache, places=places).devices) == 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "CUDA0: a card (8 MiB, 8 MiB free)")
+    assert len(load(engine, cache_dir=cache, places=places).devices) == 3
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert len(load(engine, cache_dir=cache, places=places).devices) == 2
+
+
 def test_free_memory_is_listed_anew_and_never_taken_from_the_cache(
     tmp_path: Path, places: SearchPaths, cache: Path
 ) -> None:
