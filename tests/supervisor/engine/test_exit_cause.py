@@ -75,6 +75,9 @@ WRITTEN = [
     (1, "llama_model_load: error loading model: illegal split file idx: 1", "model_shard"),
     (1, "error loading model: unknown model architecture: 'moon'", "architecture_unknown"),
     (1, "error loading model: missing tensor 'blk.0.attn_q.weight'", "model_unsupported"),
+    # Of libstdc++, in a pattern of override-tensor.
+    (1, "error loading model: Unexpected character in bracket expression.", "override_invalid"),
+    (1, "error loading model: Invalid range in '{}' in regular expression", "override_invalid"),
     (1, f"{CUDA} cudaMalloc failed: out of memory", "device_memory"),
     (1, f"{VULKAN} ErrorOutOfDeviceMemory", "device_memory"),
     (1, "failed to allocate RPC0[127.0.0.1:50990] buffer of size 16777216", "device_memory"),
