@@ -194,9 +194,22 @@ def access_denied(failure: str, hint: str | None = None) -> Iterator[None]:
 
 
 def join_errors(errors: Sequence[CorralError]) -> CorralError:
-    """Return an error with all messages, and the hint and log of the first error."""
-    lines = dict.fromkeys(error.message for error in errors)
-    return from_json({**errors[0].as_json(), "message": "\n".join(lines)})
+    """Return an error with all messages, and the log of the first error.
+
+    Each message has its own hint, unless all hints are the same.
+    """
+    hints = {error.hint for error in errors}
+    lines = dict.fromkeys(
+        f"{error.message} ({error.hint})" if error.hint and len(hints) > 1 else error.message
+        for error in errors
+    )
+    hint = errors[0].hint if len(hints) == 1 else None
+    return from_json({**errors[0].as_json(), "message": "\n".join(lines), "hint": hint})
+
+
+def error_of(subject: str, error: CorralError) -> CorralError:
+    """Return an error whose message begins with its subject, such as a model."""
+    return from_json({**error.as_json(), "message": f"{subject}: {error.message}"})
 
 
 def from_json(fields: Mapping[str, Any]) -> CorralError:

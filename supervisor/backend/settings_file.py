@@ -19,7 +19,7 @@ from attrs import define, field
 from proxy.errors import BadRequest, Conflict, NotFound, Unavailable
 from supervisor.backend.ollama import proxy_error
 from supervisor.backend.proxy_settings import check_proxy_settings, read_nodes
-from supervisor.errors import CorralError, SettingsInvalid, access_denied
+from supervisor.errors import CorralError, SettingsInvalid, access_denied, error_of
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.fleet.reload import Reload
 from supervisor.plan.context import embedding
@@ -57,7 +57,7 @@ def check_settings(settings: Settings, planner: LaunchPlanner) -> SettingsCheck:
             if trial := planner.trial(name):
                 plans.append(planner.plan_trial(name, trial))
         except CorralError as error:
-            errors.append(error)
+            errors.append(error_of(name, error))
     if not errors:
         _check_fallbacks(settings, plans)
     omitted = (

@@ -28,7 +28,7 @@ from supervisor.plan.draft import Draft, offered_types
 from supervisor.plan.estimate import Estimate, MemoryInputs, estimate
 from supervisor.plan.loras import SCALED
 from supervisor.plan.profile import Profile
-from supervisor.plan.render import OmittedFlag, RenderedFlag, canonical, render
+from supervisor.plan.render import OmittedFlag, RenderedFlag, canonical, errors_of, render
 from supervisor.plan.resolve import (
     RPC,
     ModelEntry,
@@ -232,7 +232,8 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
     )
     settings, kept, barred = _choose_settings(entry, profile, engine, inputs, draft)
     chosen = values(kept)
-    rendered, omitted = render(chosen, engine.flags)
+    origins = {key: setting.origin for key, setting in kept.items()}
+    rendered, omitted = render(chosen, engine.flags, origins)
     return Plan(
         model=entry.name,
         engine=engine,
@@ -290,8 +291,9 @@ def _user_options(settings: SettingsByFlag, entry: ModelEntry, flags: Flags) -> 
 
 def check(profile: Profile, flags: Flags) -> tuple[list[RenderedFlag], list[OmittedFlag]]:
     """Render a profile's flags without the `auto` ones; raises as `make_plan`."""
-    own = (canonical(name, value, flags) for name, value in profile.flags.items())
-    return render({key: value for key, value in own if not is_auto(key, value)}, flags)
+    with errors_of(f"profile {profile.name}"):
+        own = [canonical(name, value, flags) for name, value in profile.flags.items()]
+        return render({key: value for key, value in own if not is_auto(key, value)}, flags)
 
 
 def unix_sockets(engine: Engine) -> bool:

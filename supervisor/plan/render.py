@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 from supervisor.builds.help import (
     Flag,
@@ -20,7 +23,7 @@ from supervisor.builds.help import (
     plain_name,
     recorded_names,
 )
-from supervisor.errors import SettingsInvalid
+from supervisor.errors import SettingsInvalid, error_of
 from supervisor.plan import setting
 
 
@@ -38,14 +41,32 @@ class RenderedFlag:
 OmittedFlag = tuple[str, FlagValue, str]
 
 
+_NO_ORIGINS: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+@contextmanager
+def errors_of(origin: str) -> Iterator[None]:
+    """Name the profile that a wrong setting is from; an error of a model is shown with its name."""
+    try:
+        yield
+    except SettingsInvalid as error:
+        if origin.startswith("profile "):
+            raise error_of(origin, error) from error
+        raise
+
+
 def render(
-    settings: Mapping[str, FlagValue], flags: Flags
+    settings: Mapping[str, FlagValue], flags: Flags, origins: Mapping[str, str] = _NO_ORIGINS
 ) -> tuple[list[RenderedFlag], list[OmittedFlag]]:
     """Render settings by canonical key for a build; also return the omitted ones.
 
-    Raises SettingsInvalid: no build has a flag, users may not set it, or its value is invalid.
+    Raises SettingsInvalid: no build has a flag, users may not set it, or its value is invalid. The
+    message names the origin of the setting if that is a profile.
     """
-    results = [_render_setting(key, value, flags) for key, value in settings.items()]
+    results = []
+    for key, value in settings.items():
+        with errors_of(origins.get(key, "")):
+            results.append(_render_setting(key, value, flags))
     lines = [result for result in results if isinstance(result, RenderedFlag)]
     return lines, [result for result in results if not isinstance(result, RenderedFlag)]
 

@@ -31,7 +31,7 @@ from supervisor.plan.embedding import FLAG as MMPROJ
 from supervisor.plan.embedding import embedding_batches, embedding_slots, explicit_purpose
 from supervisor.plan.loras import LoraSettings, lora_settings
 from supervisor.plan.profile import Profile
-from supervisor.plan.render import canonical
+from supervisor.plan.render import canonical, errors_of
 from supervisor.plan.setting import BATCHING, CORRAL, DEFAULTS, Setting, SettingsByFlag, values
 
 # The option that each key sets, by its name in `[models.NAME.flags]`.
@@ -254,11 +254,12 @@ def _canonical(
     *,
     runs_tools: bool = False,
 ) -> dict[str, Setting]:
-    found = (
-        (name, canonical(name, value, flags, runs_tools=runs_tools))
-        for name, value in given.items()
-    )
-    return {key: Setting(value, origin(name)) for name, (key, value) in found}
+    found: dict[str, Setting] = {}
+    for name, given_value in given.items():
+        with errors_of(origin(name)):
+            key, value = canonical(name, given_value, flags, runs_tools=runs_tools)
+        found[key] = Setting(value, origin(name))
+    return found
 
 
 def _derive_settings(settings: SettingsByFlag, inputs: auto.PlanInputs) -> SettingsByFlag:

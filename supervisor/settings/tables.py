@@ -135,7 +135,7 @@ _HOURS: Final = re.compile(rf"({_TIME})-(?!\1)({_TIME})")
 
 def _check_hours(hours: str) -> str:
     if not _HOURS.fullmatch(hours):
-        raise ValueError('not two times of day, as in "22:00-07:00"')
+        raise ValueError('not two different times of day, as in "22:00-07:00"')
     return hours
 
 

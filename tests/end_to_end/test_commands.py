@@ -58,6 +58,23 @@ def test_config_check_looks_at_the_files_of_flags(corral: CorralCli, tiny_model:
     assert str(missing) in corral.ok("plan", "tiny")
 
 
+def test_config_check_names_the_model_and_the_profile_of_each_error(
+    corral: CorralCli, tiny_model: Path
+) -> None:
+    profile = corral.root / "config" / "profiles" / "sleepy.toml"
+    profile.parent.mkdir(parents=True)
+    profile.write_text('description = "sleeps"\n[flags]\nsleep-idle-seconds = 60\n')
+    model = f"path = '{tiny_model}'\n"
+    corral.configure(
+        f"[models.a]\nprofile = 'sleepy'\n{model}[models.b]\nflags.threads = 'two'\n{model}"
+    )
+    failed = corral("config", "check")
+    assert failed.returncode == 78
+    assert "a: profile sleepy: sleep-idle-seconds cannot be set: " in failed.stderr
+    assert "b: threads = two is invalid (allowed: an integer)" in failed.stderr
+    assert "error: profile sleepy: sleep-idle-seconds" in corral("profile", "check").stderr
+
+
 def test_the_metadata_of_a_gguf_file_is_shown(corral: CorralCli, tiny_model: Path) -> None:
     assert "llama" in corral.ok("model", "show", str(tiny_model))
     assert corral.data("model", "show", str(tiny_model))["architecture"] == "llama"

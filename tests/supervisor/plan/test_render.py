@@ -152,6 +152,14 @@ def test_reserved_options_cannot_be_set(name: str) -> None:
         canonical(name, True, flags("b10434"))  # noqa: FBT003 (a setting's value)
 
 
+def test_an_error_names_the_profile_that_has_the_setting() -> None:
+    known, wrong = flags("b10434"), {"ctx-sise": 1}
+    with pytest.raises(SettingsInvalid, match=r"^profile mine: no llama-server build has"):
+        render(wrong, known, {"ctx-sise": "profile mine"})
+    with pytest.raises(SettingsInvalid, match=r"^no llama-server build has"):
+        render(wrong, known, {"ctx-sise": "model chat"})
+
+
 def test_two_spellings_of_one_option_are_one_setting() -> None:
     known = flags("b10434")
     assert canonical("temperature", 1, known)[0] == canonical("temp", 1, known)[0]
