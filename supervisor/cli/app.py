@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 from supervisor import __version__
 from supervisor.cli import app_requests, app_setup
 from supervisor.cli.options import (
+    LIMIT_MAX_S,
     Config,
     Everywhere,
     Json,
@@ -175,13 +176,13 @@ def unload(models: Names) -> None:
     """Unload models until a request needs them; without names, all."""
 
 
-@verb(run_commands, "start.yield_devices", name="yield")
+@verb(run_commands, name="yield")
 def yield_devices(
     duration: Annotated[
         float | None, Argument(parser=read_seconds, metavar="[DURATION]", show_default=False)
     ] = None,
     end: bool = False,
-) -> None:
+) -> CommandResult:
     """Leave the devices to other programs for a time.
 
     Models that use them finish their answers, save their conversations and stop; requests for them
@@ -191,6 +192,13 @@ def yield_devices(
         duration: Such as 90s, 30m or 2h; without one, until --end.
         end: Take the devices back now.
     """
+    if duration is not None and end:
+        raise BadParameter("--end takes the devices back now, so it has no duration")
+    if duration is not None and not 0 < duration <= LIMIT_MAX_S:
+        raise BadParameter("the duration is above 0s and at most 31d; without one, it has no limit")
+    from supervisor.cli.start import yield_devices as call
+
+    return call(duration, end=end)
 
 
 @verb(run_commands, "start.reload")

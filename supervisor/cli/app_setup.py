@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from typer import Argument, BadParameter, Option, Typer
 
-from supervisor.cli.options import Config, Models, Yes, read_seconds, verb, word
+from supervisor.cli.options import LIMIT_MAX_S, Config, Models, Yes, read_seconds, verb, word
 from supervisor.output import CommandResult
 
 setup_commands = Typer()
@@ -215,9 +215,6 @@ Wanted = Annotated[
     ),
 ]
 
-# The same as `supervisor.daemon.operations.LIMIT_MAX_S`, which is slow to import.
-_LIMIT_MAX_S: Final = 31 * 86_400
-
 
 def _share(text: str) -> float:
     """Parse a share such as `10%` or `0.1`; raises BadParameter."""
@@ -341,7 +338,7 @@ def engine_canary(  # noqa: PLR0913, PLR0917 (a command has its options)
         raise BadParameter("give a build, --promote or --withdraw, not two of them")
     if not 0 < share < 1:
         raise BadParameter("--share is above 0% and below 100%")
-    if limit_s is not None and not 0 < limit_s <= _LIMIT_MAX_S:
+    if limit_s is not None and not 0 < limit_s <= LIMIT_MAX_S:
         raise BadParameter("--for is above 0s and at most 31d")
     if not 0 <= margin <= 1:
         raise BadParameter("--margin is from 0% to 100%")

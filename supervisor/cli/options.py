@@ -30,6 +30,10 @@ def seconds_of(text: str) -> float | None:
     return float(found[1]) * _SECONDS[found[2]] if found else None
 
 
+# The same as `supervisor.daemon.operations.LIMIT_MAX_S`, which is slow to import.
+LIMIT_MAX_S: Final = 31 * 86_400
+
+
 def read_seconds(text: str) -> float:
     """Parse a time, or a number of seconds; raises BadParameter."""
     try:

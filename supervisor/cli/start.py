@@ -265,11 +265,8 @@ def command(client: Client, verb: str, names: Sequence[str], *, wait: bool) -> C
             status, f"starting on {status.url}/v1", messages.keyless_warning(status)
         )
     status = follow(stream)
-    # Without names, the command is for all models except those that load on request.
     models = [
-        model
-        for model in status.models
-        if (model.name in names if names else model.state != "unloaded")
+        model for model in status.models if (model.name in names if names else _is_meant(model))
     ]
     notes = [line for model in models for line in reductions(model)]
     notes += [
@@ -294,6 +291,15 @@ def command(client: Client, verb: str, names: Sequence[str], *, wait: bool) -> C
     return CommandResult(
         status, text, (*notes, *messages.keyless_warning(status)), 1 if failures else 0
     )
+
+
+def _is_meant(model: messages.ModelStatus) -> bool:
+    """Return whether a command without names is for a model: not if it loads on request.
+
+    Daemons of earlier versions do not tell whether it does.
+    """
+    is_on_request = model.preload is False and model.state == "failed"
+    return model.state != "unloaded" and not is_on_request
 
 
 def _next_steps(models: Sequence[messages.ModelStatus]) -> Iterator[str]:

@@ -408,16 +408,18 @@ class ModelStatus(Message):
     """One model; `slots` and `ctx_size` are per instance, and known once it is planned.
 
     `state`: loaded, loading (with a `reason` after a failure), unloaded (a request loads it), or
-    failed with a `reason`. `idle`: None unless loaded. `adapted`: options that follow demand and
-    load. `reduced`: options that were lowered after the engine ran out of memory. `engine_tools`:
-    whether clients reach the tools of its engines: no, from this machine, or from others too.
-    `changed`: settings of `[models.NAME]` that a command changed until the daemon ends. `chats`:
-    False for a model that only makes embeddings or ranks texts.
+    failed with a `reason`. `preload`: whether a start of all models loads it. `idle`: None unless
+    loaded. `adapted`: options that follow demand and load. `reduced`: options that were lowered
+    after the engine ran out of memory. `engine_tools`: whether clients reach the tools of its
+    engines: no, from this machine, or from others too. `changed`: settings of `[models.NAME]` that
+    a command changed until the daemon ends. `chats`: False for a model that only makes embeddings
+    or ranks texts.
     """
 
     name: str
     state: str
     reason: str | None
+    preload: bool
     aliases: list[str]
     path: str
     profile: str
@@ -612,7 +614,8 @@ def capture_text(status: CaptureStatus) -> str:
 
 
 def yield_text(status: YieldStatus) -> str:
-    time = "until corral yield --end" if status.left_s is None else f"for {duration(status.left_s)}"
+    left_s = status.left_s
+    time = "until corral yield --end" if left_s is None else f"for {duration(round(left_s))}"
     reason = " (quiet hours)" if status.is_quiet_hours else ""
     stopped = f"; stopped for that: {', '.join(status.models)}" if status.models else ""
     return f"the devices are left to other programs {time}{reason}{stopped}"

@@ -54,6 +54,7 @@ def model_status(  # noqa: PLR0913 (a status is made of all these)
         name=model.entry.name,
         state=state,
         reason=reason,
+        preload=model.residency.preload,
         aliases=list(model.entry.aliases),
         path=str(model.entry.path),
         profile=model.entry.profile,

@@ -75,6 +75,15 @@ def test_config_check_names_the_model_and_the_profile_of_each_error(
     assert "error: profile sleepy: sleep-idle-seconds" in corral("profile", "check").stderr
 
 
+@pytest.mark.parametrize("words", [("0s",), ("nan",), ("99d",), ("1h", "--end"), ("soon",)])
+def test_devices_are_not_yielded_for_an_impossible_time(
+    corral: CorralCli, words: tuple[str, ...]
+) -> None:
+    failed = corral("yield", *words)
+    assert failed.returncode == 2
+    assert "Invalid value" in failed.stderr
+
+
 def test_the_metadata_of_a_gguf_file_is_shown(corral: CorralCli, tiny_model: Path) -> None:
     assert "llama" in corral.ok("model", "show", str(tiny_model))
     assert corral.data("model", "show", str(tiny_model))["architecture"] == "llama"

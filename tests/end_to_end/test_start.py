@@ -147,6 +147,18 @@ def test_a_broken_model_is_reported_with_the_models_that_serve(
     assert ask(corral, "c")
 
 
+def test_a_start_of_all_models_leaves_one_stopped_that_loads_on_request(
+    corral: CorralCli, models: Path
+) -> None:
+    on_request = f"[models.b]\npath = '{models}/b.gguf'\npreload = false\n"
+    corral.configure(f"[models.a]\npath = '{models}/a.gguf'\n{on_request}")
+    corral.ok("start", "a", "b")
+    corral.ok("stop", "b")
+    said = corral.ok("start")
+    assert "ready: a.0" in said
+    assert "failed" not in said
+
+
 def test_a_start_of_broken_models_names_them_all(corral: CorralCli, models: Path) -> None:
     failed = corral("start", str(models / "broken.gguf"), str(models / "gone.gguf"))
     assert failed.returncode == 78

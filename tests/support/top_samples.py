@@ -114,6 +114,7 @@ def model(name: str, *instances: InstanceStatus) -> ModelStatus:
         name=name,
         state="loaded",
         reason=None,
+        preload=True,
         aliases=[],
         path="/models/chat.gguf",
         profile="base",

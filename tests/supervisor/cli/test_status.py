@@ -50,6 +50,7 @@ def model(
         name="chat",
         state="loaded",
         reason=None,
+        preload=True,
         aliases=[],
         path="/models/chat.gguf",
         profile="base",
