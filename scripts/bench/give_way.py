@@ -34,6 +34,7 @@ from support.software_device import SmallDevice
 
 from scripts.bench.conversations import TurnResult, chat
 from scripts.bench.mixed_requests import Answer, ModelRequest, send, session
+from scripts.bench.overhead_report import spread
 from scripts.bench.result import Figure, Result
 from supervisor.builds.discover import load
 
@@ -111,30 +112,34 @@ def main() -> int:
     os.environ.update(software_device.SHOW)
     found, answers = dict[str, list[Round]](), dict[str, list[Answer]]()
     for rule in ("idle", "always"):
-        with (
-            tempfile.TemporaryDirectory(prefix="corral-") as home,
-            _serving(Path(home), rule) as (
-                corral,
-                card,
-            ),
-        ):
+        with _serving(rule) as (corral, card):
             measured = asyncio.run(_measure(corral, card, rule, options.rounds, options.words))
-            found[rule], answers[rule] = measured
+        found[rule], answers[rule] = measured
     outcome = _result(found, answers)
     outcome.write(options.json)
     for figure in outcome.figures:
         for name, values in figure.values.items():
-            low, high = min(values), max(values)
-            middle = f"{statistics.median(values):.2f} ({low:.2f} to {high:.2f})"
-            print(f"{figure.name}, {name}: {middle} {figure.unit}".rstrip())
+            print(f"{figure.name}, {name}: {spread(values)} {figure.unit}")
     for goal, is_met in outcome.goals.items():
         print(f"{'met' if is_met else 'missed'}: {goal}")
     return 1 if outcome.missed else 0
 
 
 @contextmanager
-def _serving(home: Path, rule: str) -> Iterator[tuple[CorralCli, Card]]:
-    corral = CorralCli(home)
+def _serving(rule: str) -> Iterator[tuple[CorralCli, Card]]:
+    with tempfile.TemporaryDirectory(prefix="corral-") as directory:
+        corral = CorralCli(Path(directory))
+        try:
+            card = _configure(corral, rule)
+            corral.ok("start")
+            yield corral, card
+        finally:
+            corral.end()
+
+
+def _configure(corral: CorralCli, rule: str) -> Card:
+    """Write the models and the device, which has room for both; return it."""
+    home = corral.root
     corral.env["CORRAL_CACHE_DIR"] = str(home / "cache")
     model = tiny_gguf.make(
         home / "wide.gguf", embd=256, heads=8, kv_heads=4, layers=4, ff=1024, ctx=8192
@@ -157,11 +162,7 @@ def _serving(home: Path, rule: str) -> Iterator[tuple[CorralCli, Card]]:
         f'reserve = "{RESERVE_MIB} MiB"\ncheck_interval_s = {CHECK_S}\n'
         f"return_after_s = {RETURN_AFTER_S}\n"
     )
-    try:
-        corral.ok("start")
-        yield corral, Card(device, total_mib, each_mib)
-    finally:
-        corral.end()
+    return Card(device, total_mib, each_mib)
 
 
 async def _measure(

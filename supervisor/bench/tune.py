@@ -179,7 +179,7 @@ class QualityChecks:
         except TimeoutError:
             return tune_search.NO_TIME
         except (EngineFailed, EngineUnreachable, StartFailed, WorkloadFailed) as error:
-            return f"its quality could not be checked: {error}"
+            return f"{tune_search.UNCHECKED}{error}"
 
     async def _reason_against(self, variant: Variant) -> str | None:
         reference_plan = self._plans.plan(REFERENCE)
@@ -290,7 +290,7 @@ def judge(outcome: tune_search.Outcome, failure: str | None, words: Words) -> Ju
     found = outcome.comparison
     if outcome.winner:
         return "better"
-    if failure == tune_search.NO_TIME:
+    if failure and failure.startswith(tune_search.UNCHECKED):
         return "uncertain"
     if failure or (found and found.is_different):
         return "worse"

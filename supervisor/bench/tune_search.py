@@ -174,7 +174,9 @@ class BaseFailed(Exception):
     """The base could not be measured; the text is a clause."""
 
 
-NO_TIME: Final = "there was no time to check its quality"
+# Begins a clause that says nothing of the quality.
+UNCHECKED: Final = "its quality could not be checked: "
+NO_TIME: Final = f"{UNCHECKED}there was no time"
 # Checks a variant's quality within a number of seconds; returns a clause against it, or None.
 Check = Callable[[Variant, float], Awaitable[str | None]]
 

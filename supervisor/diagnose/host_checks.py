@@ -247,11 +247,11 @@ def check_clients(settings: ProxySettings) -> Finding:
 
 def check_directories(where: Directories) -> Iterator[Finding]:
     for name in ("data", "cache", "log", "runtime"):
-        yield check_directory(name, getattr(where, name), is_private=name in {"log", "runtime"})
+        is_private = name in {"log", "runtime"}
+        yield check_directory(f"directory {name}", getattr(where, name), is_private=is_private)
 
 
 def check_directory(name: str, path: Path, *, is_private: bool) -> Finding:
-    name = f"directory {name}"
     try:
         found = path.lstat()
     except FileNotFoundError:
@@ -270,6 +270,7 @@ def check_directory(name: str, path: Path, *, is_private: bool) -> Finding:
 
 
 _ANSWER_S: Final = 5.0
+_SHARED: Final = "slots_directory"
 _FIX_SHARED: Final = "conversations are neither saved nor restored until then; requests are served"
 
 
@@ -281,11 +282,11 @@ def check_slots_directory(path: Path, limit_s: float = _ANSWER_S) -> Finding:
         return answers.get(timeout=limit_s)
     except Empty:
         text = f"{path} has not answered for {limit_s:.0f} s"
-        return Finding("slots_directory", "fail", text, _FIX_SHARED)
+        return Finding(_SHARED, "fail", text, _FIX_SHARED)
 
 
 def _try_to_use(path: Path) -> Finding:
-    finding = replace(check_directory("", path, is_private=False), name="slots_directory")
+    finding = check_directory(_SHARED, path, is_private=False)
     if finding.level == "fail" or not path.exists():
         return finding
     verb = "write"
@@ -300,9 +301,8 @@ def _try_to_use(path: Path) -> Finding:
                 file.read(4096)
             break
     except OSError as error:
-        return Finding(
-            finding.name, "fail", f"cannot {verb} in {path}: {error.strerror}", _FIX_SHARED
-        )
+        text = f"cannot {verb} in {path}: {error.strerror}"
+        return Finding(_SHARED, "fail", text, _FIX_SHARED)
     return finding
 
 

@@ -149,7 +149,7 @@ class Trend:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of the number of tasks, and how long a demand lasts before it changes.
+    """The least and the largest number of tasks, and how long a demand lasts before it changes.
 
     If `least` is 0, all tasks end together, and a request that waits starts the first one at once.
     """

@@ -1,7 +1,7 @@
-"""The memory of cards that programs hold, as Linux tells it for each open descriptor of a card.
+"""How much memory of each card programs hold, as Linux tells it for each open file of a card.
 
-Only the descriptors of this user's processes can be read, or, by root, all. Several of them may be
-of one client, whose memory counts once.
+A user can read those of its own processes, and root all. Several may be of one client, whose memory
+counts once.
 
 Source: Linux, Documentation/gpu/drm-usage-stats.rst; drivers/gpu/drm/{xe/xe_drm_client.c,
 i915/i915_drm_client.c, amd/amdgpu/amdgpu_fdinfo.c}.
@@ -22,8 +22,8 @@ from supervisor.system.limits import kernel_text
 _PROCESSES_MAX: Final = 100_000
 _CARDS: Final = "/dev/dri/"
 _UNITS: Final = {"": 1, "KiB": 1024, "MiB": 1024**2}
-# What is in memory now; what was allocated; the latter by older kernels. Regions are `vram0` of xe,
-# `local0` of i915 and `vram` of amdgpu; all others are main memory.
+# What is in memory now; what was allocated; the same by older kernels. Memory of the card is named
+# `vram0` by xe, `local0` by i915 and `vram` by amdgpu; all other names are main memory.
 _KINDS: Final = ("resident", "total", "memory")
 _MEMORY: Final = re.compile(r"drm-(resident|total|memory)-((?:vram|local)\d*)")
 

@@ -13,7 +13,7 @@ import pytest
 from supervisor.bench.figures import RATE, compare
 from supervisor.bench.tune import Quality, QualityChecks, judge
 from supervisor.bench.tune_measure import Measurements, Sizes
-from supervisor.bench.tune_search import NO_TIME, Figures, Outcome
+from supervisor.bench.tune_search import NO_TIME, UNCHECKED, Figures, Outcome
 from supervisor.bench.tune_space import Variant
 from supervisor.cli.bench import check_tuned, tune, undo
 from supervisor.cli.plan import plan
@@ -218,6 +218,7 @@ def test_without_a_tuned_profile_that_is_used_there_is_nothing_to_check(
         (False, 0.9, None, "worse"),
         (False, 1.2, "it decodes 0.80 × slower", "worse"),
         (False, None, NO_TIME, "uncertain"),
+        (False, 1.2, f"{UNCHECKED}the engine ended", "uncertain"),
         (False, math.nan, None, "uncertain"),
     ],
 )
@@ -254,12 +255,12 @@ def test_a_better_variant_that_there_was_no_time_to_check_is_named(
     home: Path, speeds: Speeds, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def late(*_: object) -> str:
-        return "there was no time to check its quality"
+        return NO_TIME
 
     speeds.by_flag = {FASTER: 1.3}
     monkeypatch.setattr(QualityChecks, "check", late)
     found = run(tiny_model)
-    assert "×) was rejected: there was no time to check its quality" in found.text
+    assert f"×) was rejected: {NO_TIME}" in found.text
     assert not written(home).exists()
 
 
