@@ -43,7 +43,6 @@ httpx._transports.default.create_ssl_context = functools.cache(  # type: ignore[
 # machine that does other work takes long for any example; what hangs meets the limit of its test.
 _SAME = hypothesis.settings(
     derandomize=True,
-    max_examples=60,
     database=None,
     deadline=None,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],

@@ -28,16 +28,16 @@ def test_the_same_seed_gives_the_same_files(part: str) -> None:
 @pytest.mark.parametrize("part", ["settings", "keys", "profiles", "gguf"])
 def test_some_files_cause_no_finding(part: str, tmp_path: Path) -> None:
     findings = finding.Findings(tmp_path, 1)
-    report = parts.run(part, 1, 150, 4, 0, findings)
+    report = parts.run(part, 1, 150, 6, 0, findings)
     assert not findings.reports
-    assert report.inputs == 4
+    assert report.inputs == 6
 
 
 def test_some_requests_cause_no_finding(tmp_path: Path) -> None:
     findings = finding.Findings(tmp_path, 1)
-    report = parts.run("http", 1, 60, 24, 0, findings)
+    report = parts.run("http", 1, 60, 40, 0, findings)
     assert not findings.reports
-    assert report.inputs == 24
+    assert report.inputs == 40
     assert report.figures["deaths of the daemon"] == "0"
 
 
