@@ -496,6 +496,10 @@ def test_requests_are_filtered_and_explained_beside_the_list(
     page = dashboard.page
     with begin_stream(daemon, 4, "tiny") as stream:
         rest_of(stream)
+    dashboard.show("chat/tiny")
+    page.get_by_label("Message", exact=True).fill("hello")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("log")).to_contain_text("tokens/s")
     dashboard.show("requests")
     rows = page.get_by_role("table", name="Finished").get_by_role("row")
     answered = rows.filter(has=page.get_by_role("cell", name=re.compile("^200")))
