@@ -582,8 +582,13 @@ def test_a_crash_is_shown_live(dashboard: Dashboard, daemon: CorralCli) -> None:
     expect(exits).to_have_count(0)
 
 
-def test_the_log_of_an_instance_is_chosen_filtered_and_followed(dashboard: Dashboard) -> None:
+def test_the_log_of_an_instance_is_chosen_filtered_and_followed(
+    dashboard: Dashboard, daemon: CorralCli
+) -> None:
     page, filter_ = dashboard.page, dashboard.page.get_by_label("Filter")
+    for _ in range(4):  # each adds ten lines to the log
+        with begin_stream(daemon, 4, "tiny") as stream:
+            rest_of(stream)
     dashboard.model("tiny").get_by_role("link", name="tiny.0").click()
     log = page.get_by_role("log", name="Log of tiny.0")
     expect(log).to_contain_text("[llama-corral: run 1")
