@@ -31,7 +31,7 @@ Speeds = Mapping[int, tuple[float, float]]
 _WINDOW_TOKENS: Final = 4000
 # The first trial begins after so many tokens, later ones after 50 times the tokens of a trial or
 # more: the trial of a side of half the speed then costs 2 % or less.
-_FIRST_TOKENS: Final = 800
+_FIRST_TOKENS: Final = 300
 _LATER_TOKENS: Final = 100_000
 _LATEST_TOKENS: Final = 1_600_000
 # A trial begins this many times earlier if the other side may be better: it was faster at the
