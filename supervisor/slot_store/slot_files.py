@@ -187,10 +187,18 @@ class SlotFiles(Part):
         """
         if not self._persistence().store.shared:
             return
-        if self._looking is None or self._looking.done():
-            self._looking = self.start(self._look(), "look for slot files")
-        if self._looking and (limit_s is None or not self._is_silent):
-            await asyncio.wait({self._looking}, timeout=limit_s)
+        # A look that began earlier may have missed the latest files.
+        earlier = self._looking if self._looking and not self._looking.done() else None
+        if earlier and limit_s is not None and self._is_silent:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                if earlier:
+                    await asyncio.wait({earlier})
+                if self._looking is earlier or self._looking is None or self._looking.done():
+                    self._looking = self.start(self._look(), "look for slot files")
+                if self._looking and (limit_s is None or not self._is_silent):
+                    await asyncio.wait({self._looking})
 
     async def _look(self) -> None:
         try:

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -318,6 +319,37 @@ async def test_daemons_share_the_work_of_deleting(tmp_path: Path) -> None:
     assert len(left) == 11  # the ten used last, and the file used since they looked
     assert used.name in {found.name for found in left}
     assert all(found.used_at > manifest(minutes=19).used_at for found in left)
+
+
+async def test_a_look_that_began_before_a_file_appeared_is_followed_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, polled, may_end = store_of(tmp_path, "a"), threading.Event(), threading.Event()
+    files, poll = files_of(store), store.poll
+
+    def poll_slowly() -> tuple[bool, dict[str, int]]:
+        found = poll()
+        polled.set()
+        may_end.wait(PATIENCE_S)
+        return found
+
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+        serving = group.create_task(files.serve())
+        await asyncio.sleep(0)
+        put(store_of(tmp_path, "b"), 1000)
+        for _ in range(3):  # until no change is reported any more
+            await files.look()
+        assert files.catalogue.names == {"1000"}
+        monkeypatch.setattr(store, "poll", poll_slowly)
+        earlier = group.create_task(files.look())
+        await asyncio.to_thread(polled.wait, PATIENCE_S)
+        put(store_of(tmp_path, "b"), 2000)
+        later = [group.create_task(files.look(PATIENCE_S)) for _ in range(2)]
+        await asyncio.sleep(0)
+        may_end.set()
+        await asyncio.wait({earlier, *later})
+        assert files.catalogue.names == {"1000", "2000"}
+        serving.cancel()
 
 
 async def test_nothing_is_saved_while_a_shared_directory_does_not_answer(tmp_path: Path) -> None:
