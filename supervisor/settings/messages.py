@@ -199,8 +199,9 @@ def _sentence(parts: tuple[str, ...], details: list[ErrorDetails]) -> str:
     reasons = " or ".join(
         dict.fromkeys(text.replace("Input should be", "must be") for text in messages)
     )
-    # A URL may contain a password.
-    return f"{name}: {reasons}" + ("" if key == "url" else f" (it is {brief(first['input'])})")
+    # A URL may contain a password; the line of a table shows more than its content in one line.
+    is_shown = key != "url" and not isinstance(first["input"], dict)
+    return f"{name}: {reasons}" + (f" (it is {brief(first['input'])})" if is_shown else "")
 
 
 def _unknown(name: str, known: list[str], key: str) -> str:
