@@ -23,7 +23,7 @@ import orjson
 from supervisor.bench import tune_search
 from supervisor.bench.figures import TOO_FEW, Words
 from supervisor.bench.own_engine import private_client
-from supervisor.bench.tune_measure import TEXTS, Measurements, Sizes, VariantPlans
+from supervisor.bench.tune_measure import NO_MEMORY, TEXTS, Measurements, Sizes, VariantPlans
 from supervisor.bench.tune_space import BASE, GoalName, Situation, Variant, candidates
 from supervisor.bench.workload import WorkloadFailed, post, tokenize
 from supervisor.engine.client import EngineClient, EngineUnreachable
@@ -290,7 +290,7 @@ def judge(outcome: tune_search.Outcome, failure: str | None, words: Words) -> Ju
     found = outcome.comparison
     if outcome.winner:
         return "better"
-    if failure and failure.startswith(tune_search.UNCHECKED):
+    if failure and failure.startswith((tune_search.UNCHECKED, NO_MEMORY)):
         return "uncertain"
     if failure or (found and found.is_different):
         return "worse"

@@ -30,6 +30,9 @@ from supervisor.settings.schema import Settings
 from supervisor.system import machine
 from supervisor.system.paths import Directories
 
+# Other programs may free some.
+NO_MEMORY: Final = "too little memory is free"
+
 
 class VariantPlans:
     """The plans of one search; each is made once, so that all rounds measure the same."""
@@ -91,7 +94,7 @@ class VariantPlans:
         needed = found.own_at_start_bytes * replicas + found.mapped_bytes
         free = min(machine.read().memory_available_bytes, capacity.host)
         if needed > free:
-            return f"it needs {size(needed)} of main memory, and {size(free)} are free"
+            return f"{NO_MEMORY}: it needs {size(needed)} of main memory, and {size(free)} are free"
         return None
 
     def _planner(self, variant: Variant) -> LaunchPlanner:

@@ -257,8 +257,8 @@ def render_profile(
     lines = [
         *_comments(
             f"Written by: {command}",
-            f"It lies on the profile {profile}; [{flags}] wins over it.",
-            f"To be rid of it: corral tune {model} --undo",
+            f"It extends the profile {profile}; [{flags}] overrides it.",
+            f"corral tune {model} --undo removes it.",
             "",
             *(f"{name}: {value}" for name, value in facts),
         ),

@@ -12,7 +12,7 @@ import pytest
 
 from supervisor.bench.figures import RATE, compare
 from supervisor.bench.tune import Quality, QualityChecks, judge
-from supervisor.bench.tune_measure import Measurements, Sizes
+from supervisor.bench.tune_measure import NO_MEMORY, Measurements, Sizes
 from supervisor.bench.tune_search import NO_TIME, UNCHECKED, Figures, Outcome
 from supervisor.bench.tune_space import Variant
 from supervisor.cli.bench import check_tuned, tune, undo
@@ -217,8 +217,10 @@ def test_without_a_tuned_profile_that_is_used_there_is_nothing_to_check(
         (False, 0.96, None, "uncertain"),
         (False, 0.9, None, "worse"),
         (False, 1.2, "it decodes 0.80 × slower", "worse"),
+        (False, None, "its engine did not start", "worse"),
         (False, None, NO_TIME, "uncertain"),
         (False, 1.2, f"{UNCHECKED}the engine ended", "uncertain"),
+        (False, None, f"{NO_MEMORY}: it needs 2 GiB of main memory", "uncertain"),
         (False, math.nan, None, "uncertain"),
     ],
 )
