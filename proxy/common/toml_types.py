@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
 from proxy.common.path_length import too_long
 
@@ -94,8 +94,14 @@ def _path(path: Path) -> Path:
         raise ValueError(f"no such home directory: {path.parts[0]}") from error
 
 
+def _not_empty(value: object) -> object:
+    if value == "":  # it would be the directory of the settings file
+        raise ValueError("is empty; leave it out instead")
+    return value
+
+
 Text = Annotated[str, AfterValidator(text)]
-ExpandedPath = Annotated[Path, AfterValidator(_path)]
+ExpandedPath = Annotated[Path, BeforeValidator(_not_empty), AfterValidator(_path)]
 
 
 def _address(listen: str) -> str:

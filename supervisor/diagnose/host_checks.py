@@ -272,6 +272,10 @@ def check_directory(name: str, path: Path, *, is_private: bool) -> Finding:
 _ANSWER_S: Final = 5.0
 _SHARED: Final = "slots_directory"
 _FIX_SHARED: Final = "conversations are neither saved nor restored until then; requests are served"
+_FIX_MISSING: Final = (
+    "mount the file system that the machines share; without it, the start creates the directory on "
+    "this machine alone"
+)
 
 
 def check_slots_directory(path: Path, limit_s: float = _ANSWER_S) -> Finding:
@@ -287,6 +291,9 @@ def check_slots_directory(path: Path, limit_s: float = _ANSWER_S) -> Finding:
 
 def _try_to_use(path: Path) -> Finding:
     finding = check_directory(_SHARED, path, is_private=False)
+    if not path.parent.exists():
+        text = f"{path} and its parent directory do not exist"
+        return Finding(_SHARED, "warn", text, _FIX_MISSING)
     if finding.level == "fail" or not path.exists():
         return finding
     verb = "write"

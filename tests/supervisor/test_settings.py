@@ -114,6 +114,11 @@ def test_engines_of_models_are_relative_to_the_settings_file(tmp_path: Path) -> 
     assert chat.trial.engine == tmp_path / "new" / "llama-server"
 
 
+def test_an_empty_path_is_not_the_directory_of_the_settings_file() -> None:
+    for line in ("[supervisor]\nslots_directory = ''", CHAT.replace("chat.gguf", "")):
+        assert "is empty; leave it out instead" in refusal(line)
+
+
 def test_a_home_directory_is_expanded() -> None:
     found = read('engine = "~/llama-server"\n').settings.engine
     assert found == Path.home() / "llama-server"

@@ -137,6 +137,14 @@ def test_a_shared_directory_is_written(tmp_path: Path, monkeypatch: pytest.Monke
     )
 
 
+def test_a_shared_directory_whose_parent_is_missing_may_lack_its_mount(tmp_path: Path) -> None:
+    finding = check_slots_directory(tmp_path / "mnt" / "slots")
+    assert finding.level == "warn"
+    assert "and its parent directory do not exist" in finding.text
+    assert finding.fix is not None
+    assert finding.fix.startswith("mount the file system")
+
+
 def test_a_shared_directory_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "kept" / "chat").mkdir(parents=True)
     assert check_slots_directory(tmp_path).level == "ok"
