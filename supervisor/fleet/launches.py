@@ -124,6 +124,13 @@ class ModelFiles:
             takes_heads=flags.get("spec-type") == AUTO and "spec-draft-model" not in flags,
         )
 
+    def draft_of_flag(self, chosen: Mapping[str, FlagValue]) -> Gguf | None:
+        """Return the draft model that a flag names; None if there is none, or it is invalid."""
+        path = chosen.get("spec-draft-model")
+        with suppress(ModelInvalid):
+            return metadata.read(Path(str(path)), cache_dir=self._cache_dir) if path else None
+        return None
+
     def draft_version(self, entry: ModelEntry, flags: Flags, engine: Engine) -> FileVersion | None:
         if isinstance(entry.draft, Path):
             return self.version(entry.draft)

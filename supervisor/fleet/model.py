@@ -23,6 +23,7 @@ from supervisor.fleet.launches import LaunchFingerprint, ReplicaId
 from supervisor.fleet.planner import LaunchPlanner
 from supervisor.output import size
 from supervisor.plan import kv_cache
+from supervisor.plan.auto import count_of
 from supervisor.plan.context import context_layout
 from supervisor.plan.estimate import Estimate
 from supervisor.plan.kv_cache import BYTES_PER_VALUE, PADDING_TOKENS, Cache, layer_bytes
@@ -103,8 +104,8 @@ def saved_room(plan: Plan, budget: DiskBudget) -> tuple[int, str]:
     full_bytes = round(tokens * token_bytes + state_bytes)
     count = room_bytes // max(1, full_bytes)
     source = " (auto)" if budget.is_auto else ""
-    text = f"{size(room_bytes)} of disk{source} hold {count} of {tokens} tokens, {size(full_bytes)}"
-    return count, f"{text} each"
+    held = f"{count_of(count, 'conversation')} of {tokens} tokens, {size(full_bytes)} each"
+    return count, f"{size(room_bytes)} of disk{source} hold {held}"
 
 
 def ready_estimates(model: Model | None) -> list[Estimate]:

@@ -347,6 +347,9 @@ class LaunchPlanner:
         has_draft = has_draft_cache(plan.memory_inputs.chosen)
         if has_draft and self.launches.slot_persistence.reason(plan):
             plan = make(saves_slots=False)
+        inputs = plan.memory_inputs
+        if inputs.draft is None and (named := self._files.draft_of_flag(inputs.chosen)):
+            plan = replace(plan, memory_inputs=replace(inputs, draft=named))
         check_files(entry.name, entry.flags, self.entry(entry.name).flags)
         tuned, lost = (*self._tuned_warnings(entry, plan),), self.workers.loss_notes(entry.name)
         assumed = self.workers.assumption_notes(entry.name)

@@ -90,7 +90,7 @@ def read(model: str, directory: Path) -> Tuned | None:
         _check(path, table)
     except SettingsInvalid as error:
         hint = f"correct it, or remove it: corral tune {model} --undo"
-        raise SettingsInvalid(error.message, hint=error.hint or hint) from error
+        raise SettingsInvalid(error.message, hint=hint) from error
     found = table.get("tuned", {})
     return Tuned(
         model=model,

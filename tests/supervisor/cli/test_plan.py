@@ -43,7 +43,7 @@ def test_how_many_whole_conversations_fit_on_the_disk_is_shown() -> None:
     budget = DiskBudget(2 * full_bytes, model_share=1, is_auto=True)
     count, room = saved_room(made, budget)
     assert count == 2
-    assert "(auto) hold 2 of 32768 tokens" in room
+    assert "(auto) hold 2 conversations of 32768 tokens" in room
     assert conversations(made, None, room=room).startswith(f"{SAVED}; {room}; ")
 
 

@@ -92,6 +92,13 @@ def test_slot_files_replace_the_host_cache_of_an_engine_with_a_draft_model(
     assert value(shop, 0, "--cache-ram") != "0"
 
 
+def test_a_draft_that_a_flag_names_takes_memory_too(make: Any, tmp_path: Path) -> None:
+    draft = tiny_gguf.make(tmp_path / "draft.gguf")
+    plan = make(flags={"spec-draft-model": str(draft)}).plan("chat")
+    assert plan.estimate.host.draft > draft.stat().st_size
+    assert plan.memory_inputs.draft.path == draft
+
+
 def test_a_draft_that_made_decoding_slower_is_not_loaded(make: Any, tmp_path: Path) -> None:
     table = {
         "path": tiny_gguf.make(tmp_path / "large.gguf", embd=256, heads=8, layers=4, ff=512),

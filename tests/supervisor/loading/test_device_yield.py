@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -141,6 +142,23 @@ def test_what_commands_change_meanwhile_stays(tmp_path: Path) -> None:
     assert (started.is_open, stopped.is_open) == (True, False)
 
 
+def test_a_model_that_was_stopped_before_stays_so(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    house.fleet.models["gpu2"].is_open = False
+    house.yielding.begin(60)
+    assert house.yielding.models == ["gpu1"]
+    house.yielding.end()
+    assert house.open_models == ["gpu1", "cpu"]
+
+
+def test_each_yield_is_counted_by_its_reason(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    house.yielding.begin(60)
+    house.yielding.begin(60)
+    ((sample,),) = [metric.samples for metric in house.yielding.metrics()]
+    assert (sample.labels, sample.value) == ({"reason": "corral yield"}, 2)
+
+
 async def test_it_ends_by_itself_and_loads_what_was_to_be_loaded(tmp_path: Path) -> None:
     house = House(tmp_path)
     house.admission.waits["gpu1"] = ()
@@ -208,6 +226,15 @@ async def test_a_model_that_gave_way_returns_once_it_has_had_room_for_long(tmp_p
     assert house.admission.commands[1:] == [("load", ["gpu1"])]
 
 
+async def test_one_model_returns_at_a_time(tmp_path: Path) -> None:
+    """There may be no room for the second one beside the first."""
+    house = House(tmp_path, **{"yield": "idle"}, return_after_s=0)
+    house.admission.gave_way |= dict.fromkeys(["gpu1", "gpu2"])
+    house.memory.has_room_for |= {"gpu1", "gpu2"}
+    await house.look(0)
+    assert house.admission.commands == [("load", ["gpu1"])]
+
+
 async def test_a_return_unloads_no_other_model(tmp_path: Path) -> None:
     house = House(tmp_path, **{"yield": "idle"}, return_after_s=0)
     house.admission.gave_way["gpu1"] = None
@@ -236,3 +263,6 @@ async def test_cards_tell_when_to_list_devices(tmp_path: Path, used: int, *, is_
     house.memory.returning["Vulkan0"] = GIB  # an engine has ended
     await house.look(10)
     assert house.memory.readings == [is_full] * 4
+    house.cards = [card, replace(card, id="2", memory_free_bytes=0)]
+    await house.look(10)
+    assert house.memory.readings == [*[is_full] * 4, True]

@@ -146,6 +146,8 @@ def test_rules_that_shut_a_model_out_are_found() -> None:
             "request for it unloads a",
         )
     ]
+    more = replace(rules, pinned=frozenset("ac"))
+    assert next(more.contradictions("abc")).clause.endswith("it unloads a")
     both = Groups(
         {
             "g": GroupSettings(models=("a", "b"), together=True),

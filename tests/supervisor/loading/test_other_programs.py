@@ -1,5 +1,6 @@
 """Memory of a device that other programs take, that they need, and that returns after an unload."""
 
+from dataclasses import replace
 from typing import Any
 
 from supervisor.loading.decide import Actions, ModelState, OtherPrograms, decide, give_way
@@ -74,6 +75,17 @@ def test_no_more_models_give_way_than_the_reserve_needs() -> None:
 
 def test_too_little_is_better_than_nothing() -> None:
     assert yielded(-20, NEW, OLD).give_way == ("new", "old")
+
+
+def test_a_model_that_was_just_loaded_stays_if_others_are_not_enough() -> None:
+    assert yielded(-20, NEW, replace(OLD, resident_s=0.0)).give_way == ("new",)
+
+
+def test_a_model_that_is_unloaded_anyway_does_not_give_way() -> None:
+    others = OtherPrograms(frozenset({"Vulkan0"}), may_pause=False)
+    unloaded = Actions(unload={"old": "b needs its memory"})
+    found = give_way(unloaded, (NEW, OLD), {"Vulkan0": -7}, {}, others)
+    assert (found.give_way, found.unload["old"]) == (("new",), "b needs its memory")
 
 
 def test_memory_that_is_on_its_way_is_not_given_twice() -> None:

@@ -243,6 +243,14 @@ def test_draft_heads_are_left_out_without_a_setting_or_if_the_build_cannot_use_t
     assert choose(AUTO, alphabet, cache_dir=cache).gguf is None
 
 
+def test_heads_may_be_larger_than_half_of_their_model(models: Path, cache: Path) -> None:
+    path = tiny_gguf.make(models / "small.gguf", mode="cycle", layers=1, ff=32)
+    small = metadata.read(path, cache_dir=cache)
+    heads = metadata.read(tiny_eagle.make(models / "eagle.gguf"), cache_dir=cache)
+    assert heads.token_bytes > small.token_bytes / 2
+    assert choose(heads.path, small, cache_dir=cache).gguf == heads
+
+
 def test_heads_of_another_model_are_rejected(alphabet: Gguf, models: Path, cache: Path) -> None:
     wide = tiny_eagle.make(models / "wide.gguf", target=128)
     with pytest.raises(SettingsInvalid, match="drafts for a model of width 128, not 64"):

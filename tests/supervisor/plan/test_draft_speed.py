@@ -96,20 +96,40 @@ def test_it_comes_back_when_it_pays_again() -> None:
     assert traffic.drafts
 
 
+def test_a_small_difference_changes_nothing() -> None:
+    traffic = Traffic()
+    traffic.go_on(alone(99), 500)
+    assert traffic.drafts
+
+
+def test_a_side_that_has_become_slower_than_the_other_was_is_compared_early() -> None:
+    traffic = Traffic()
+    traffic.go_on(alone(50), 500)
+    assert not traffic.drafts
+    traffic.go_on({(True, 1): 50.0, (False, 1): 40.0}, 200)
+    assert traffic.drafts
+
+
+def test_the_time_between_trials_has_a_limit() -> None:
+    late = DraftSpeed("ngram-mod", pause_tokens=1_500_000)
+    assert draft_speed.postpone(late).pause_tokens == 1_600_000
+
+
 def test_many_busy_slots_turn_it_off_although_it_pays_alone() -> None:
     rates = {(True, 1): 150.0, (False, 1): 100.0, (True, 8): 30.0, (False, 8): 50.0}
-    traffic = Traffic(lambda number: 1 if number < 1000 else 8)
-    traffic.go_on(rates, 1000)
+    traffic = Traffic(lambda number: 1 if number < 300 else 8)
+    traffic.go_on(rates, 300)
     assert traffic.changes == [300, 700]
     # Nothing is known of the other side at this load, so its trial does not wait for its time.
     traffic.go_on(rates, 200)
     assert not traffic.drafts
-    assert 100_000 < traffic.changes[-1] < 120_000
+    assert 30_000 < traffic.changes[-1] < 50_000
 
 
 def test_sides_are_compared_at_equal_load() -> None:
     own = {1: (1000.0, 10.0), 4: (1000.0, 40.0)}
     assert DraftSpeed("draft-simple", own=own).others_speed(own) is None
+    assert DraftSpeed("draft-simple", own=own, other={1: (63, 1.0)}).others_speed(own) is None
     slower_at_each = DraftSpeed("draft-simple", own=own, other={1: (100, 1.25), 4: (900, 45.0)})
     assert slower_at_each.others_speed(own) == pytest.approx(0.8)
     mostly_alone = {1: (1500.0, 15.0), 4: (500.0, 20.0)}

@@ -200,6 +200,29 @@ def test_layers_beyond_a_devices_memory_stay_in_main_memory() -> None:
     assert taken(large, engine("b10434", replace(GPU, total_mib=512))).devices == {}
 
 
+def test_a_device_has_room_for_a_copy_of_a_tensor_in_main_memory() -> None:
+    large, on = model(tensor_bytes=8 * GIB, embedding_bytes=GIB), engine("b10434", GPU)
+    (_, each) = large.tensors[-1]
+    copied, alone = (
+        taken(large, on, ctx_size=4096, gpu_layers=11, op_offload=offloads).devices["Vulkan0"]
+        for offloads in (True, False)
+    )
+    assert copied.compute > each > alone.compute
+    assert taken(large, on, ctx_size=4096, gpu_layers="all").devices["Vulkan0"].compute < each
+
+
+def test_each_of_two_devices_keeps_a_margin_unless_the_split_is_given() -> None:
+    large = model(tensor_bytes=40 * GIB, embedding_bytes=GIB)
+    on, margin_mib = engine("b10434", GPU, SECOND), GPU.total_mib // 3
+    assert taken(large, on).layers_offloaded == 31
+    assert taken(large, on, fit_target=margin_mib).layers_offloaded < 31
+    assert taken(large, on, fit_target=margin_mib, tensor_split="1,1").layers_offloaded == 31
+
+
+def test_with_a_device_the_host_repacks_nothing() -> None:
+    assert taken(GEMMA, engine("b10434", GPU), gpu_layers=3).host.copies == 0
+
+
 def test_a_draft_and_a_projector_go_where_the_layers_go() -> None:
     memory_inputs = MemoryInputs(
         GEMMA, {"ctx-size": 4096}, engine(), draft=model(), projector_bytes=5

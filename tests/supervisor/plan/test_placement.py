@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from support.samples import model
 
@@ -9,6 +11,7 @@ from supervisor.models.metadata import Gguf
 from supervisor.plan.placement import (
     Placement,
     fitted,
+    layer_owners,
     layers_with_experts_kept,
     overrides,
     placed_weights,
@@ -67,7 +70,7 @@ def test_the_engine_fits_experts_before_layers() -> None:
     """As build 10434 does: experts leave from the last layer on, the first one keeps its own."""
     assert fit_into(WHOLE) == Placement(LAYERS + 1)
     assert fit_into(0) == Placement(0)
-    for full in range(2, LAYERS):
+    for full in range(1, LAYERS):
         room = 7 + LAYERS * DENSE + full * 3 * EXPERT
         assert placed(fit_into(room)) == room
         assert layers_with_experts_kept(MOE, fit_into(room)) == (*range(full, LAYERS),)
@@ -77,6 +80,26 @@ def test_the_engine_fits_experts_before_layers() -> None:
     dense = fit_into(7 + 3 * DENSE + 3 * EXPERT)  # too little for all layers without experts
     assert dense.layers == 4
     assert layers_with_experts_kept(MOE, dense) == (4, 5)
+
+
+def test_a_shared_expert_stays_with_the_first_experts_that_stay() -> None:
+    shared = tuple((f"blk.{layer}.ffn_up_shexp.weight", DENSE) for layer in range(LAYERS))
+    moe = replace(MOE, tensors=(*MOE.tensors, *shared))
+
+    def size(tried: Placement) -> int:
+        return placed_weights(moe, tried, ()).total
+
+    room = 7 + 2 * LAYERS * DENSE + 3 * 3 * EXPERT  # for the experts of three layers
+    assert size(fitted(moe, lambda tried: size(tried) <= room)) == room - DENSE
+
+
+def test_layers_in_main_memory_are_not_named_for_their_experts() -> None:
+    assert layers_with_experts_kept(MOE, Placement(3, overrides({"n-cpu-moe": 5}))) == (4,)
+
+
+def test_a_layer_goes_to_the_first_device_whose_share_ends_after_it() -> None:
+    assert layer_owners((1, 1), 3) == (0, 0, 1, 1)
+    assert layer_owners((3, 0, 1), 7, 4) == (0, 0, 0, 2)
 
 
 def test_a_dense_model_is_fitted_by_layers() -> None:
