@@ -526,6 +526,21 @@ def test_a_text_of_no_kind() -> None:
             {"a-b": (["an-other"], "exclusive")},
             [],
         ),
+        # All models outside of the group are persistent.
+        (
+            (
+                "groups: {g: {members: [big, code, an other]}, always: {members: [embed, rank], "
+                "swap: false, persistent: true, exclusive: false}}"
+            ),
+            {"g": (["big", "code", "an-other"], "1"), "always": (["embed", "rank"], "together")},
+            ["embed", "rank"],
+        ),
+        # Its own members still replace each other.
+        (
+            "groups: {g: {members: [big, code], persistent: true, exclusive: false}}",
+            {"g": (["big", "code"], "1")},
+            [],
+        ),
         # It would keep all other models out for ever.
         ("groups: {g: {members: [big], persistent: true}}", {}, ["big"]),
         ("groups: {g: {members: [big, none], exclusive: false}}", {}, []),

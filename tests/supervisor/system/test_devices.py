@@ -183,6 +183,18 @@ def test_a_card_of_intel_has_power_and_load_by_its_counters(tmp_path: Path) -> N
     (found,) = read_devices(tmp_path, lambda _: count(1_000_000, 1000))
     assert found == replace(ARC, energy_j=1, idle_s=1)
 
+    # More idle time than has passed, as the counters are not read at the same moment.
+    times_s = iter((30.0, 30.1))
+    (found,) = read_devices(tmp_path, lambda _: count(2_000_000, 1150), lambda: next(times_s))
+    assert found.load == 0
+
+
+def test_sensors_of_another_part_are_not_those_of_the_card(tmp_path: Path) -> None:
+    card = write(tmp_path, "i915") / "sys/class/drm/card0"
+    (card / "device/hwmon/hwmon3/name").write_text("i915_gt1\n")
+    (found,) = read_devices(tmp_path, lambda _: None)
+    assert (found.energy_j, found.power_limit_w) == (None, None)
+
 
 def test_another_card_of_intel(tmp_path: Path) -> None:
     root = write(tmp_path, "xe")
