@@ -109,7 +109,11 @@ def explain_client(client: str, since: str) -> CommandResult:
     tokens = [cache["tokens"] for cache in caches if cache]
     days = len({str(request["ended_at"])[: len("2026-11-24")] for request in found})
     data = {"client": client, "requests": len(found), "days": days, "prompt_tokens": sum(tokens)}
-    text = f"{client}: {len(found)} requests with {sum(tokens)} prompt tokens on {days} days"
+    if not found:
+        text = f"no requests of {client} (--since {since}): name an API key or an address"
+        return CommandResult({**data, "changes": rows}, text)
+    in_all = f"{len(found)} requests with {sum(tokens)} prompt tokens"
+    text = f"{client}: {in_all} on {days} {'day' if days == 1 else 'days'}"
     if not rows:
         return CommandResult({**data, "changes": rows}, f"{text}; it changes nothing that costs")
     cells = [

@@ -21,6 +21,13 @@ from supervisor.system.toml_file import brief
 # The new names of renamed settings, by the last part of their table.
 _RENAMED: Final = table_beside(__file__)
 _LINES_MAX: Final = 20
+_TOML_TERMS: Final = {
+    "Input should be": "must be",
+    "a valid tuple": "an array",
+    "a valid list": "an array",
+    "a valid dictionary or object to extract fields from": "a table",
+    "a valid dictionary": "a table",
+}
 _TYPE: Final = re.compile(r"\[key\]|constrained-[a-z]+|[a-z-]+\[.*\]", re.DOTALL)
 
 
@@ -186,6 +193,13 @@ def _further_names(name: str, model: ModelSettings) -> Iterator[str]:
             yield from (f"{own_name}:{variant}" for variant in model.variants)
 
 
+def _in_toml_terms(text: str) -> str:
+    """Return a message of pydantic in the terms of the settings file."""
+    for python, toml in _TOML_TERMS.items():
+        text = text.replace(python, toml)
+    return text
+
+
 def _sentence(parts: tuple[str, ...], details: list[ErrorDetails]) -> str:
     *table, key = parts
     name, first = brief(".".join(parts), quoted=False), details[0]
@@ -196,9 +210,7 @@ def _sentence(parts: tuple[str, ...], details: list[ErrorDetails]) -> str:
     if first["type"] == "missing":
         return f"{name} is missing"
     messages = (detail["msg"].removeprefix("Value error, ") for detail in details)
-    reasons = " or ".join(
-        dict.fromkeys(text.replace("Input should be", "must be") for text in messages)
-    )
+    reasons = " or ".join(dict.fromkeys(map(_in_toml_terms, messages)))
     # A URL may contain a password; the line of a table shows more than its content in one line.
     is_shown = key != "url" and not isinstance(first["input"], dict)
     return f"{name}: {reasons}" + (f" (it is {brief(first['input'])})" if is_shown else "")

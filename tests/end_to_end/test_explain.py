@@ -62,6 +62,7 @@ def test_what_a_client_changes_is_gathered_and_a_rule_undoes_it(
 
     *_, plain = [ask(corral, dated(day))["corral"] for day in (21, 22, 23)]
     found = corral.data("explain", "--client", "127.0.0.1")
+    assert "no requests of editor" in corral.ok("explain", "--client", "editor")
     (change,) = found["changes"]
     assert (change["role"], change["message"], change["kind"]) == ("system", 0, "date")
     assert dated(21)[change["start"] : change["end"]] == "2026-11-21"

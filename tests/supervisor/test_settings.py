@@ -278,6 +278,8 @@ def test_an_invalid_memory_budget_is_rejected(value: object) -> None:
         ("flags = { 'a b' = 1 }", "flags.a b: not an option of llama-server (it is 'a b')"),
         ("ttl_s = 'x'", 'ttl_s: neither seconds nor a duration such as "15m" or "1h30m"'),
         ("min_residency_s = 'x'", "min_residency_s: must be a valid number, unable to parse"),
+        ("fallback = 'other'", "fallback: must be an array (it is 'other')"),
+        ("restart = 'never'", "restart: must be a table"),
     ],
 )
 def test_a_message_names_the_key_and_the_allowed_values(line: str, message: str) -> None:

@@ -319,6 +319,19 @@ def test_a_session_is_frozen_by_its_name_or_its_first_message() -> None:
     assert text("9:10", None, "other") == "It is 9:10."
 
 
+def test_frozen_values_of_a_bounded_number_of_sessions_are_kept() -> None:
+    rules = PromptRules({"editor": ("freeze:time",)})
+
+    def apply(clock: str, session: int) -> tuple[str, ...]:
+        members = chat(f"It is {clock}.")
+        return rules.apply(("freeze:time",), KIND_CHAT, members, "a", str(session))[1]
+
+    for session in range(257):
+        apply("9:05", session)
+    assert apply("9:06", 256) == ("freeze:time",)
+    assert apply("9:06", 0) == ()  # the oldest has been forgotten, and begins again
+
+
 def test_each_kind_of_value_has_its_rules() -> None:
     rules = {f"{verb}:{kind}" for verb in ("freeze", "move") for kind in KINDS}
     assert {*get_args(PromptRule)} == {*rules, "sort-tools"}

@@ -40,6 +40,15 @@ def test_a_history_is_repaired_alike_in_each_turn() -> None:
     assert arguments[1:4] == [{"city": "Rome"}, {}, {"unparsed": "Rome"}]
 
 
+def test_of_a_history_a_bounded_number_of_characters_is_read_leniently() -> None:
+    long = "{'city': '" + "R" * 30_000 + "'}"
+    members = {"messages": [turn for _ in range(3) for turn in history(long)]}
+    mended, count = with_mended_calls(EndpointKind.CHAT, members)
+    calls = [turn["tool_calls"][0] for turn in mended["messages"] if "tool_calls" in turn]
+    read = [list(orjson.loads(call["function"]["arguments"])) for call in calls]
+    assert (count, read) == (3, [["city"], ["city"], ["unparsed"]])
+
+
 def test_only_calls_of_the_assistant_are_repaired() -> None:
     (_, call, result) = history("{")
     others = [{**call, "role": "user"}, {**result, "content": "{"}]
