@@ -9,8 +9,9 @@ The model is asked with two templates. In one a call stands in tags, behind whic
 grammar allows only calls that the schema does; in the other it is bare JSON, as with Llama 3, and
 free text.
 
-All cases take hours on two cores. So `--keep` keeps the outcomes in a file; a later run asks only
-the cases that are not in it, and the figures are those of all cases in it.
+Both engines work at the same time, with one thread each, and compute some cases together. All cases
+take an hour or more on two cores. So `--keep` keeps the outcomes in a file; a later run asks only
+what is not in it, and the figures are those of all cases in it. `--minutes` ends a run early.
 
 A call is valid if it is of a tool of the request and its arguments are a JSON object that the
 tool's schema allows, by another library than the proxy's own. An answer without a call is neither
@@ -22,11 +23,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import sys
 import tempfile
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -44,20 +47,27 @@ _TYPES: Final = {"dict": "object", "float": "number", "tuple": "array"}
 _WAYS: Final = ("pass", "repair")
 _TEMPLATES: Final = ("tags", "bare")
 _EXAMPLES: Final = 2
+_CTX_TOKENS: Final = 4096
+# Cases that an engine computes together: its threads read the weights once for all.
+_AT_ONCE: Final = 4
 _SETTINGS: Final = """
 [models.tags]
 path = "{model}"
 [models.tags.flags]
 chat-template-file = "{root}/tests/clients/tools.jinja"
-ctx-size = 4096
-parallel = 1
+ctx-size = {ctx_tokens}
+parallel = {parallel}
+threads = 1
+threads-batch = 1
 
 [models.bare]
 path = "{model}"
 [models.bare.flags]
 chat-template-file = "{root}/scripts/bench/bare_calls.jinja"
-ctx-size = 4096
-parallel = 1
+ctx-size = {ctx_tokens}
+parallel = {parallel}
+threads = 1
+threads-batch = 1
 """
 
 Message = dict[str, Any]
@@ -67,6 +77,12 @@ class Case(NamedTuple):
     question: str
     tool: Mapping[str, Any]
     arguments: Mapping[str, Any]  # one right answer
+
+
+class _Asked(NamedTuple):
+    template: str
+    number: int
+    body: Mapping[str, Any]
 
 
 def main() -> int:
@@ -82,18 +98,27 @@ def main() -> int:
         metavar="FILE",
         help="keep outcomes there, and go on from it",
     )
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no case after these")
     parser.add_argument("--max-tokens", type=int, default=128, help="of an answer")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
     options = parser.parse_args()
     cases, outcomes = _read(options.package), _Outcomes(options.keep)
+    asked = [
+        _Asked(template, number, _body(template, cases, number, options.max_tokens))
+        for number in options.cases
+        for template in (_TEMPLATES if number + _EXAMPLES <= len(cases) else ())
+    ]
     model = pinned.fetch(pinned.find_pin("smollm2"), directories().models, lambda *_: None)
     root = Path(__file__).resolve().parents[2]
     with tempfile.TemporaryDirectory(prefix="corral-") as home:
         corral = CorralCli(Path(home))
-        corral.configure(_SETTINGS.format(model=model, root=root))
+        ctx_tokens = _CTX_TOKENS * _AT_ONCE
+        corral.configure(
+            _SETTINGS.format(model=model, root=root, ctx_tokens=ctx_tokens, parallel=_AT_ONCE)
+        )
         corral.ok("start")
         try:
-            asyncio.run(_ask_all(corral.url, cases, options.cases, options.max_tokens, outcomes))
+            asyncio.run(_ask_all(corral.url, asked, options.minutes, outcomes))
         finally:
             corral.end()
     found = _result(outcomes.counts())
@@ -171,30 +196,37 @@ def _range(text: str) -> range:
     return range(int(first), int(last or first) + 1)
 
 
-async def _ask_all(
-    url: str, cases: Sequence[Case], numbers: range, max_tokens: int, outcomes: _Outcomes
+async def _ask_all(url: str, asked: Sequence[_Asked], minutes: float, outcomes: _Outcomes) -> None:
+    """Ask all in both ways, those of each template in turn by a few workers."""
+    async with session(url) as http, asyncio.TaskGroup() as group:
+        ends_at_s = asyncio.get_running_loop().time() + 60 * minutes
+        for template in _TEMPLATES:
+            left = iter([case for case in asked if case.template == template])
+            for _ in range(_AT_ONCE):
+                group.create_task(_ask_some(http, left, ends_at_s, outcomes))
+
+
+async def _ask_some(
+    http: aiohttp.ClientSession, left: Iterator[_Asked], ends_at_s: float, outcomes: _Outcomes
 ) -> None:
-    async with session(url) as http:
-        for number in numbers:
-            at = number + _EXAMPLES - 1  # in the list: the first ones are examples only
-            for template in _TEMPLATES if at < len(cases) else ():
-                body = _body(template, cases[at - _EXAMPLES : at], cases[at], max_tokens, seed=at)
-                for way in _WAYS:
-                    if (asked := (template, way, number)) not in outcomes:
-                        outcomes.add(asked, await _ask(http, body, way))
+    clock = asyncio.get_running_loop().time
+    for case in takewhile(lambda _: clock() < ends_at_s, left):
+        for way in _WAYS:
+            if (key := (case.template, way, case.number)) not in outcomes:
+                outcomes.add(key, await _ask(http, case.body, way))
 
 
-def _body(
-    model: str, examples: Sequence[Case], case: Case, max_tokens: int, *, seed: int
-) -> dict[str, Any]:
+def _body(template: str, cases: Sequence[Case], number: int, max_tokens: int) -> dict[str, Any]:
+    at = number + _EXAMPLES - 1  # in the list: the first ones are examples only
+    examples, case = cases[at - _EXAMPLES : at], cases[at]
     tools = {known.tool["name"]: known.tool for known in (*examples, case)}
     return {
-        "model": model,
+        "model": template,
         "messages": [*_history(examples), {"role": "user", "content": case.question}],
         "tools": [{"type": "function", "function": tool} for tool in tools.values()],
         "max_tokens": max_tokens,
         "temperature": 0.8,
-        "seed": seed,
+        "seed": at,
     }
 
 
