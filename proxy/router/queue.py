@@ -131,6 +131,7 @@ class RequestQueue:
         self.settings = settings
         self.count = 0  # The number of waiting requests.
         self.by_owner: Counter[str] = Counter()  # Number of interactive ones, by `owner`.
+        self._with_tools = 0  # Number of interactive ones that offer tools.
         self._priorities: dict[Priority, _PriorityQueue] = {
             "interactive": _PriorityQueue(),
             "batch": _PriorityQueue(),
@@ -191,8 +192,14 @@ class RequestQueue:
 
     def _count(self, entry: QueuedRequest, change: int) -> None:
         self.count += change
-        if entry.owner and entry.request.priority == "interactive":
-            self.by_owner[entry.owner] += change
+        if entry.request.priority == "interactive":
+            self._with_tools += change if _offers_tools(entry) else 0
+            if entry.owner:
+                self.by_owner[entry.owner] += change
+
+    def has_agents_beside(self, entry: QueuedRequest) -> bool:
+        """Return whether other interactive requests wait that offer tools, as agents' turns do."""
+        return self._with_tools > _offers_tools(entry)
 
     def order(self, now_s: float) -> Iterator[QueuedRequest]:
         return self._serve_order(
@@ -235,6 +242,10 @@ class _PriorityQueue:
 
     def next_turn(self, client: str) -> tuple[float, int]:
         return max(self.time, self.next_tags.get(client, 0.0)), self.number + 1
+
+
+def _offers_tools(entry: QueuedRequest) -> bool:
+    return bool(entry.request.json.get("tools"))
 
 
 def _turn(entry: QueuedRequest) -> tuple[float, int]:
@@ -546,7 +557,14 @@ class SlotAssignment:
             if any(lease.request.may_yield for lease in leases):
                 queued.turn_s = max(queued.turn_s, _YIELDS_S)
         waited_s = 0.0 if queued.held_since_s is None else now_s - queued.held_since_s
-        held = self.holds.withheld(queued.request, hint, waited_s, queued.turn_s, now_s)
+        held = self.holds.withheld(
+            queued.request,
+            hint,
+            waited_s,
+            queued.turn_s,
+            now_s,
+            is_alone=not self.queue.has_agents_beside(queued),
+        )
         queued.withheld = held
         return held
 

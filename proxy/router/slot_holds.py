@@ -11,11 +11,13 @@ has waited long enough or has a higher priority (`yielded`), or when its instanc
 the turn goes to another one (`ended`).
 
 An interactive request waits for held slots as long as it would wait without holds: until the
-requests before it in the queue had their turns. Then it gets the slot whose hold gains least. So
-single questions lose nothing, and the first in the queue takes a slot at once. The next turn of an
-agent that has called tools, and a batch request, wait longer, so that handing over takes a sixth of
-the time at most, but not half of their timeout. A turn that finds its slot held counts for its
-client in the fair queue as any other.
+requests before it in the queue had their turns. Then it gets the slot whose hold gains least; the
+first in the queue takes it at once. While agents' turns wait as well, a history that is computed
+again delays those and all behind them, so it also waits for half of the hold's gain; single
+questions then get their slots sooner on average. The next turn of an agent that has called tools,
+and a batch request, wait longer, so that handing over takes a sixth of the time at most, but not
+half of their timeout. A turn that finds its slot held counts for its client in the fair queue as
+any other.
 
 A client that leaves during its answer has no hold. A closed connection after it says nothing: many
 clients open one for each request.
@@ -38,14 +40,18 @@ from proxy.settings import ProxySettings
 
 HoldResult = Literal["kept", "expired", "yielded", "ended"]
 
-# The longest further wait of agents for held slots, as a multiple of the hold's gain.
-_PATIENCE: Final = 5.0
+# The longest further wait for held slots, as a multiple of the hold's gain: of agents' turns, and
+# of single questions while agents' turns wait as well.
+_AGENT_PATIENCE: Final = 5.0
+_QUESTION_PATIENCE: Final = 0.5
 # The longest wait for them, as a share of the request's timeout.
 _TIMEOUT_SHARE: Final = 0.5
 _CALLED_MAX: Final = 512
 
 
-def hold_wait_s(turn_s: float, worth_s: float, timeout_s: float, *, is_patient: bool) -> float:
+def hold_wait_s(
+    turn_s: float, worth_s: float, timeout_s: float, *, is_patient: bool, is_alone: bool
+) -> float:
     """Return how long a request waits for held slots at most.
 
     Args:
@@ -53,9 +59,10 @@ def hold_wait_s(turn_s: float, worth_s: float, timeout_s: float, *, is_patient: 
         worth_s: Gain of a hold, see `best_hold`.
         timeout_s: How long it may wait.
         is_patient: Whether it is an agent's next turn, or work that can wait.
+        is_alone: Whether no agent's turn waits as well.
     """
-    wait_s = turn_s + _PATIENCE * worth_s if is_patient else turn_s
-    return min(wait_s, _TIMEOUT_SHARE * timeout_s)
+    patience = _AGENT_PATIENCE if is_patient else 0.0 if is_alone else _QUESTION_PATIENCE
+    return min(turn_s + patience * worth_s, _TIMEOUT_SHARE * timeout_s)
 
 
 class SlotHold:
@@ -126,7 +133,14 @@ class SlotHolds:
         self._prefix_index.slot_maps[lease.upstream.name].keep(conversation)
 
     def withheld(
-        self, request: ProxyRequest, hint: CacheHint, waited_s: float, turn_s: float, now_s: float
+        self,
+        request: ProxyRequest,
+        hint: CacheHint,
+        waited_s: float,
+        turn_s: float,
+        now_s: float,
+        *,
+        is_alone: bool,
     ) -> dict[str, float]:
         """Return the instances whose free slots are held for others, with the time left of each.
 
@@ -136,6 +150,7 @@ class SlotHolds:
             waited_s: How long it has waited for held slots.
             turn_s: See `hold_wait_s`.
             now_s: The time.
+            is_alone: See `hold_wait_s`.
         """
         is_patient = request.priority == "batch" or self._is_agent(request)
         found: dict[str, float] = {}
@@ -147,13 +162,16 @@ class SlotHolds:
                 continue
             worth_s, _, hold = min(kept, key=itemgetter(0))
             timeout_s = request.queue_timeout_s
-            patience_s = hold_wait_s(turn_s, worth_s, timeout_s, is_patient=is_patient) - waited_s
+            wait_s = hold_wait_s(
+                turn_s, worth_s, timeout_s, is_patient=is_patient, is_alone=is_alone
+            )
+            patience_s = wait_s - waited_s
             found[instance.upstream.name] = min(patience_s, *(left_s for _, left_s, _ in kept))
             if patience_s <= 0 and (cheapest is None or worth_s < cheapest[0]):
                 cheapest = worth_s, hold
         if cheapest:
             self._end(cheapest[1], "yielded")
-            return self.withheld(request, hint, waited_s, turn_s, now_s)
+            return self.withheld(request, hint, waited_s, turn_s, now_s, is_alone=is_alone)
         return found
 
     def note_withheld(self, names: Collection[str], now_s: float) -> None:

@@ -20,6 +20,7 @@ from proxy.observe.explanation import cache_sentence
 from proxy.request.request import Priority
 from proxy.router import slot_holds, slots
 from proxy.router.lease import Completion, Lease, SlotYielded
+from proxy.router.queue import RequestQueue, queue_entry
 from proxy.router.router import Router
 from proxy.settings import ProxySettings
 from proxy.upstream.upstream import Timings
@@ -460,6 +461,40 @@ def test_a_full_queue_takes_the_slot_rather_than_refuse() -> None:
     virtual(main())
 
 
+def test_single_questions_alone_take_a_held_slot_at_once() -> None:
+    async def main() -> None:
+        found, order = router(), list[str]()
+        agent = Turns(found)
+        await agent.learn()
+        await agent.ask()
+        async with asyncio.TaskGroup() as group:
+            single = [group.create_task(stranger(found, order, name)) for name in ("a", "b")]
+        assert [task.result().hold_wait_s for task in single] == [0, 0]
+
+    virtual(main())
+
+
+def test_a_request_that_does_not_wait_ends_the_hold_that_gains_least() -> None:
+    async def main() -> None:
+        found, order = router(clients=2, queue_max=0), list[str]()
+        agents = [Turns(found, client=client) for client in ("soon", "later")]
+        for agent, pause_s in zip(agents, (0.4, 1.4), strict=True):
+            for _ in range(20):
+                await agent.ask()
+                await asyncio.sleep(pause_s)
+        async with asyncio.TaskGroup() as group:
+            asked = [group.create_task(agent.ask()) for agent in agents]
+        soon = asked[0].result()
+        holds = found.queues["chat"].holds
+        (instance,) = found.registry
+        assert len(holds.active[instance]) == 2
+        await stranger(found, order)
+        (left,) = holds.active[instance]
+        assert left.conversation is soon.conversation
+
+    virtual(main())
+
+
 def test_a_single_question_takes_the_slot_whose_hold_gains_least_at_once() -> None:
     async def main() -> None:
         found, order = router(clients=2), list[str]()
@@ -476,7 +511,60 @@ def test_a_single_question_takes_the_slot_whose_hold_gains_least_at_once() -> No
     virtual(main())
 
 
-def test_a_single_question_waits_no_longer_than_for_the_requests_before_it() -> None:
+@pytest.mark.parametrize(
+    ("is_patient", "is_alone", "wait_s"),
+    [
+        pytest.param(False, True, 1, id="a question alone: for the requests before it"),
+        pytest.param(False, False, 3, id="a question among others: half of the gain too"),
+        pytest.param(True, True, 21, id="an agent's turn: five times the gain"),
+        pytest.param(True, False, 21, id="an agent's turn among others"),
+    ],
+)
+def test_a_request_waits_for_held_slots_by_their_gain(
+    *, is_patient: bool, is_alone: bool, wait_s: float
+) -> None:
+    found = slot_holds.hold_wait_s(1, 4, 60, is_patient=is_patient, is_alone=is_alone)
+    assert found == wait_s
+    shortest = slot_holds.hold_wait_s(1, 4, 1, is_patient=is_patient, is_alone=is_alone)
+    assert shortest == 0.5  # half of its timeout
+
+
+def test_a_single_question_leaves_an_agent_its_slot_while_other_agents_wait() -> None:
+    async def main() -> None:
+        found, order = router(), list[str]()
+        one, other = Turns(found), Turns(found, client="other")
+        for _ in range(20):
+            await one.ask()
+            await asyncio.sleep(1.4)
+        await other.ask()
+        await one.ask()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(other.ask())
+            await asyncio.sleep(0)
+            single = group.create_task(stranger(found, order))
+            await asyncio.sleep(1.4)
+            assert (await one.ask(PLAIN)).has_own_slot
+        assert single.result().hold_wait_s > 1.4
+
+    virtual(main())
+
+
+def test_agents_that_wait_beside_a_request_are_counted() -> None:
+    queue = RequestQueue("chat", ProxySettings())
+    requests = ask("a"), with_tools(ask("b")), with_tools(ask("c"))
+    question, agent, other = (queue_entry(request, (), 0.0) for request in requests)
+    queue.join(question)
+    queue.join(agent)
+    assert queue.has_agents_beside(question)
+    assert not queue.has_agents_beside(agent)
+    queue.join(other)
+    assert queue.has_agents_beside(agent)
+    queue.leave(other)
+    queue.take(agent)
+    assert not queue.has_agents_beside(question)
+
+
+def test_a_single_question_waits_for_the_requests_before_it_and_half_of_the_gain() -> None:
     async def main() -> None:
         found, order = router(), list[str]()
         one, other = Turns(found), Turns(found, client="other")
@@ -491,6 +579,7 @@ def test_a_single_question_waits_no_longer_than_for_the_requests_before_it() -> 
             while not single.done():
                 await asyncio.sleep(0.3)
                 await one.ask()
-        assert 0 < single.result().hold_wait_s <= held_s + 1.5
+        gain_s = 1500 / 500
+        assert 0 < single.result().hold_wait_s <= held_s + gain_s / 2 + 1.5
 
     virtual(main())
