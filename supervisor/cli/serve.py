@@ -145,6 +145,7 @@ def serve(
     A desktop backend needs an API key, and ends when its last host leaves.
     """
     raise_file_limit()
+    _let_engines_compute()
     where = directories()
     report = _Report(report_fd)
     try:
@@ -170,6 +171,18 @@ def serve(
         report.send({"error": error.as_json()})  # `corral start` shows it
         return CommandResult(None, exit_code=error.exit_code)
     return CommandResult(None)
+
+
+def _let_engines_compute() -> None:
+    """Wait for a free processor at each wake-up, for a few milliseconds at most.
+
+    Each token wakes this process. If it interrupted one thread of an engine, all others would wait
+    for that one. Engines get the normal policy back (`supervisor.engine.child`), and another policy
+    is somebody's choice. Source: sched(7), SCHED_BATCH.
+    """
+    if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_OTHER:
+        with suppress(OSError):  # some containers forbid it
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def main() -> int:

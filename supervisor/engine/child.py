@@ -266,6 +266,8 @@ def _prepare(  # pragma: no cover (runs between fork and exec)
     # hence the check of getppid. `setpriv --pdeathsig` is not on every system, and has no check.
     if _prctl is None:
         return
+    if os.sched_getscheduler(0) == os.SCHED_BATCH:  # the daemon's, beside engines that compute
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         os._exit(1)

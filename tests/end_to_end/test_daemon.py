@@ -1,6 +1,7 @@
 """The main path on the real engine: start, request, stop; and kills."""
 
 import http.client
+import os
 import signal
 import subprocess
 from contextlib import suppress
@@ -39,6 +40,18 @@ def test_a_model_starts_answers_and_stops(corral: CorralCli, tiny_model: Path) -
     corral.ok("stop")
     assert corral.engines() == []
     assert corral("status").returncode == 3
+
+
+@pytest.mark.skipif(
+    os.sched_getscheduler(0) != os.SCHED_OTHER, reason="another policy of scheduling is kept"
+)
+def test_a_daemon_that_wakes_up_does_not_interrupt_an_engine(
+    corral: CorralCli, tiny_model: Path
+) -> None:
+    configured(corral, tiny_model).ok("start")
+    (engine,) = corral.engines()
+    assert os.sched_getscheduler(corral.daemon_pid) == os.SCHED_BATCH
+    assert os.sched_getscheduler(engine.pid) == os.SCHED_OTHER
 
 
 def test_a_gguf_file_is_served_without_settings(corral: CorralCli, tiny_model: Path) -> None:
