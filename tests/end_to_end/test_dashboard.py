@@ -497,6 +497,7 @@ def test_requests_are_filtered_and_explained_beside_the_list(
     with begin_stream(daemon, 4, "tiny") as stream:
         rest_of(stream)
     dashboard.show("chat/tiny")
+    page.get_by_role("button", name="New chat").click()
     page.get_by_label("Message", exact=True).fill("hello")
     page.keyboard.press("Enter")
     expect(page.get_by_role("log")).to_contain_text("tokens/s")

@@ -28,7 +28,7 @@ quiet_s = 240
 """
 
 
-def answer(url: str, model: str, tokens: int = 520) -> Any:
+def answer(url: str, model: str, tokens: int = 250) -> Any:
     body = {"model": model, "prompt": "a b c d", "max_tokens": tokens, "temperature": 0}
     request = urllib.request.Request(
         f"{url}/v1/completions",
