@@ -8,7 +8,7 @@ import shutil
 import sqlite3
 import stat
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,11 @@ class Kept:
         self.events = EventStream(self.emitted.append)
 
     @asynccontextmanager
-    async def running(self, *, held_max: int = 50_000) -> AsyncIterator[Records]:
+    async def running(
+        self, *, held_max: int = 50_000, earlier: Sequence[str] = ()
+    ) -> AsyncIterator[Records]:
+        """Run records; the requests `earlier` finish before they have a file."""
+
         def limits() -> tuple[int, float] | None:
             found = self.settings
             return (found.max_bytes, found.max_age_days) if found.enabled else None
@@ -77,6 +81,8 @@ class Kept:
             held_max=held_max,
         )
         self.events.add_sink(records.observe)
+        for request_id in earlier:
+            self.finish(request_id)
         async with asyncio.TaskGroup() as group:
             task = group.create_task(records.serve())
             await asyncio.sleep(0)
@@ -487,9 +493,7 @@ async def test_while_it_cannot_be_written_there_is_one_warning_and_nothing_is_lo
 async def test_of_rows_that_wait_for_the_first_file_the_oldest_are_dropped_and_counted(
     kept: Kept,
 ) -> None:
-    async with kept.running(held_max=3) as records:
-        for number in range(5):
-            kept.finish(f"{number}")
+    async with kept.running(held_max=3, earlier="01234") as records:
         assert await ids(records) == ["4", "3", "2"]
     (warning,) = [event for event in kept.emitted if event.name == "history.write_failed"]
     assert warning.fields["reason"] == "2 records were dropped: too many waited"
