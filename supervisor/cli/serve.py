@@ -177,8 +177,8 @@ def _let_engines_compute() -> None:
     """Wait for a free processor at each wake-up, for a few milliseconds at most.
 
     Each token wakes this process. If it interrupted one thread of an engine, all others would wait
-    for that one. Engines get the normal policy back (`supervisor.engine.child`), and another policy
-    is somebody's choice. Source: sched(7), SCHED_BATCH.
+    for that one. Engines get the normal policy back (`supervisor.engine.child`). A policy that the
+    user or the service manager has set is kept. Source: sched(7), SCHED_BATCH.
     """
     if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_OTHER:
         with suppress(OSError):  # some containers forbid it
