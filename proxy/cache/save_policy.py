@@ -395,6 +395,7 @@ class SaveCase:
     streams: int = 0
     gap_s: float = 0.0  # Time between two tokens of such a stream.
     decoded: float = 0.0  # Tokens that the stream decoded since the last save.
+    waiting: int = 0  # Requests that are sent only after the save.
     usual_return_s: float = _RETURN_S  # From the end of a turn to the next one.
 
     @property
@@ -403,6 +404,14 @@ class SaveCase:
         computed_s = self.tokens / self.prefill_tps
         return self.return_p * self.loss_p * max(0.0, computed_s - self.restore_s)
 
+    @property
+    def cost_s(self) -> float:
+        """Time of the save, and of the requests that miss a pass of the engine because of it.
+
+        A busy engine saves between two passes, and a request that waits for that misses the next.
+        """
+        return self.save_s + (self.waiting * self.gap_s if self.streams else 0.0)
+
 
 def is_worth_saving(case: SaveCase, pause_max_s: float) -> bool:
     """Return whether a save gains more than it costs; `pause_max_s` applies to streams.
@@ -410,7 +419,7 @@ def is_worth_saving(case: SaveCase, pause_max_s: float) -> bool:
     Streams wait for a save as they would wait for the prompt that it makes unnecessary, so their
     number does not count.
     """
-    if case.tokens < _WORTH_TOKENS or case.saving_s <= _MARGIN * case.save_s:
+    if case.tokens < _WORTH_TOKENS or case.saving_s <= _MARGIN * case.cost_s:
         return False
     return not case.streams or case.save_s <= pause_max_s
 

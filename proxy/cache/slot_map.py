@@ -299,9 +299,9 @@ class SlotMap:
         return idle
 
     @property
-    def is_pending(self) -> bool:
-        """Whether a request has a slot and is not sent yet."""
-        return any(slot.is_reserved for slot in self._slots)
+    def pending(self) -> int:
+        """Requests that have a slot and are not sent yet."""
+        return sum(slot.is_reserved for slot in self._slots)
 
     def is_in_use(self, conversation: Conversation | None) -> bool:
         used = (slot.conversation for slot in self._slots if not slot.is_idle)

@@ -188,11 +188,16 @@ class SlotSaver:
             self.skipped[instance.upstream.model, reason] += 1
 
     def case(
-        self, instance: RoutingTarget, content: SlotContent, least_loss_p: float = 0.0
+        self,
+        instance: RoutingTarget,
+        content: SlotContent,
+        least_loss_p: float = 0.0,
+        waiting: int = 0,
     ) -> SaveCase | None:
         """Return the expected cost and benefit of saving a slot; None: it cannot be saved.
 
-        `least_loss_p`: the content is lost with at least this probability.
+        `least_loss_p`: the content is lost with at least this probability. `waiting`: so many
+        requests are sent only after the save.
         """
         upstream, conversation = instance.upstream, content.conversation
         turn_hashes = self._prefix_index.fingerprint(upstream.name, content).turn_hashes
@@ -222,6 +227,7 @@ class SlotSaver:
             loss_p=loss_p,
             streams=instance.decoding,
             gap_s=1 / rates.decode_tps,
+            waiting=waiting,
             decoded=(now_s - saved_at_s) * rates.decode_tps,
             usual_return_s=measures.returns.return_s,
         )
@@ -278,7 +284,7 @@ class SlotSaver:
             loss_p = slot_map.host_cache.absence_probability(content.tokens)
         if self.has_file(lease, slot) and slot_map.is_lost_if_named(slot):
             loss_p = 1.0  # the file overwrites it before the engine copies it
-        case = self.case(lease.instance, content, loss_p)
+        case = self.case(lease.instance, content, loss_p, waiting=slot_map.pending)
         is_worth = case is not None and is_worth_saving(case, self._pause_max_s)
         if case and not is_worth:
             self._skip(lease.instance, content, NoFile.COST)
@@ -408,7 +414,7 @@ class SlotSaver:
         """
         instance, slot_map = work.instance, work.slot_map
         work.listed_at_s, uses = self._clock(), slot_map.uses
-        if slot_map.is_pending or not all(lease.is_placed for lease in instance.leases):
+        if slot_map.pending or not all(lease.is_placed for lease in instance.leases):
             return
         with suppress(UpstreamTimeout):
             listed = await self._list_slots(instance.upstream)

@@ -47,7 +47,7 @@ from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.engine_state import clear_slots, get_slots, refresh_slots
 from proxy.upstream.upstream import Timings
 
-# Shorter conversations are not saved.
+# Shorter conversations are neither saved nor worth a request without the name of its slot.
 _TOKENS_MIN: Final = 256
 # The longest wait, relative to the time to compute the prompt.
 _SHARE_MAX: Final = 0.5
@@ -418,12 +418,17 @@ def _names_slot(lease: Lease, slot_map: SlotMap, slot: Slot) -> bool:
 
     Without a name, the prompt's slot would be a guess. With a name, the engine looks for the prompt
     only in that slot: it neither copies the slot to the host cache, nor looks for the prompt there.
+
+    Without a name, the request can also get another slot than expected: several become free at the
+    same moment, and the order is known only to the engine. A request that names that slot then
+    waits for a whole answer.
     """
     if slot.conversation is not None:
         return slot.is_confirmed
     if not lease.upstream.cache_key or lease.yielded:  # the engine finds all that it computed
         return False
-    if slot_map.is_lost_if_named(slot):
+    is_long = slot.previous is not None and slot.previous.tokens >= _TOKENS_MIN
+    if is_long and slot_map.is_lost_if_named(slot):
         return False
     prompt, conversation = lease.request.prompt, lease.conversation
     return not prompt or not slot_map.is_elsewhere(slot, conversation, prompt.blocks)

@@ -91,7 +91,9 @@ def _both(
 
 async def _total(url: str, clients: int, *, streams: bool) -> float:
     async with session(url) as http:
-        await together(http, clients, tokens=4)  # the first requests of a process are slower
+        # The first requests of a process are slower. Their prompts differ from the later ones, which
+        # an engine would find by accident in one slot or another.
+        await together(http, clients, tokens=4, about="Warm-up")
         return await together(http, clients, TOKENS, streams=streams)
 
 

@@ -14,13 +14,18 @@ TOKENS: Final = 96
 
 
 async def together(
-    http: aiohttp.ClientSession, clients: int, tokens: int = TOKENS, *, streams: bool = False
+    http: aiohttp.ClientSession,
+    clients: int,
+    tokens: int = TOKENS,
+    *,
+    streams: bool = False,
+    about: str = "Story",
 ) -> float:
-    """Generated tokens of all clients per second, two answers for each."""
+    """Generated tokens of all clients per second, two answers for each; prompts begin `about`."""
 
     async def client(number: int) -> int:
         answers = [
-            await answer(http, f"Story {number}.{turn}", tokens, streams=streams)
+            await answer(http, f"{about} {number}.{turn}", tokens, streams=streams)
             for turn in range(2)
         ]
         return sum(answer["predicted_n"] for answer in answers)

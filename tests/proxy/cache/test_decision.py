@@ -34,6 +34,7 @@ CASES = st.builds(
     streams=st.integers(0, 8),
     gap_s=st.floats(0.001, 1),
     decoded=st.floats(0, 1000),
+    waiting=st.integers(0, 8),
 )
 
 
@@ -87,6 +88,12 @@ def test_the_longer_a_save_the_longer_an_engine_is_idle_before(
     assert round(idle_before_save_s(case), 6) == idle_s
 
 
+def test_a_save_for_which_many_requests_miss_a_pass_of_the_engine_does_not_pay() -> None:
+    assert pays(replace(BESIDE, waiting=10))
+    assert not pays(replace(BESIDE, waiting=100))
+    assert pays(replace(LONG, waiting=100))  # the engine has nothing else to do
+
+
 @given(CASES)
 def test_the_next_turn_hardly_waits_for_the_save_of_an_idle_engine(case: SaveCase) -> None:
     idle_s = idle_before_save_s(case)
@@ -107,6 +114,7 @@ def test_what_is_likelier_longer_and_quicker_saved_pays_at_least_as_much(
         assert pays(replace(case, return_p=1.0, loss_p=1.0), pause_max_s)
         assert pays(replace(case, save_s=case.save_s / 2), pause_max_s)
         assert pays(replace(case, streams=0), pause_max_s)
+        assert pays(replace(case, waiting=0), pause_max_s)
         assert case.saving_s > case.save_s
         assert not case.streams or case.save_s <= pause_max_s
 

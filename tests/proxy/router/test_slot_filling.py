@@ -116,11 +116,15 @@ async def storage(request: pytest.FixtureRequest) -> AsyncIterator[Storage]:
 
 
 async def answered(
-    storage: Storage, request: ProxyRequest, found: int = 0, computed: int = 300
+    storage: Storage,
+    request: ProxyRequest,
+    found: int = 0,
+    computed: int = 300,
+    decode_ms: float = 40.0,
 ) -> Lease:
     """Have a request answered by an engine that computes 500 tokens a second."""
     async with storage.router.lease(request) as lease:
-        timings = Timings(found, computed, 2.0 * computed, 4, 40.0)
+        timings = Timings(found, computed, 2.0 * computed, 4, decode_ms)
         storage.router.finish(lease, Completion(timings, {"content": "verse"}))
     return lease
 
@@ -169,6 +173,27 @@ async def test_what_no_file_holds_is_left_to_the_host_cache(storage: Storage) ->
     assert lease.id_slot is None
     assert lease.expected_cached > 150
     assert storage.calls == []
+
+
+@pytest.mark.parametrize("storage", [{"slots": 2}], indirect=True)
+@pytest.mark.parametrize(("decode_ms", "saves"), [(40.0, 1), (4000.0, 0)])
+async def test_a_request_does_not_wait_for_a_save_if_it_then_misses_a_long_pass(
+    storage: Storage, decode_ms: float, saves: int
+) -> None:
+    await answered(storage, FIRST, decode_ms=decode_ms)
+    async with storage.router.lease(ask("a stream beside it")) as stream:
+        stream.progress.count_token()
+        await answered(storage, OTHER)
+    assert len(storage.calls) == saves
+
+
+async def test_a_short_conversation_is_replaced_by_a_request_that_names_its_slot(
+    storage: Storage,
+) -> None:
+    storage.is_full = True
+    await answered(storage, ask("a long story"), computed=100)
+    lease = await answered(storage, OTHER)
+    assert lease.id_slot == 0  # without a name, the engine could choose another
 
 
 @pytest.mark.parametrize(
