@@ -214,6 +214,8 @@ class ForwardedEndpoints(Feature):
 
 def _call_retries(request: web.BaseRequest, model_info: ModelInfo) -> int | None:
     given = request.headers.get(TOOL_CALLS, "").strip().lower()
+    if given not in {"", "repair", "pass"}:
+        raise BadRequest(f"{TOOL_CALLS} is {quote(given)}; it may be `repair` or `pass`")
     if given == "repair" or (model_info.repairs_tool_calls and given != "pass"):
         return model_info.tool_call_retries
     return None

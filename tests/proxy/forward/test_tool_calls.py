@@ -153,6 +153,17 @@ async def test_wrong_punctuation_and_quoted_numbers_are_repaired(
     assert finished["tool_calls"] == {"repaired": 1}
 
 
+async def test_a_misspelled_header_is_refused(proxy: ProxyHarness) -> None:
+    engine = Engine(chat_stream(GOOD))
+    await proxy.fake(engine)
+    body = {"model": "chat", "messages": [{"role": "user", "content": "Rome?"}], "tools": TOOLS}
+    headers = {"X-Corral-Tool-Calls": "repiar"}
+    async with proxy.http.post("/v1/chat/completions", json=body, headers=headers) as response:
+        assert response.status == 400
+        assert "'repiar'; it may be `repair` or `pass`" in await response.text()
+    assert engine.asked == []
+
+
 @both
 @pytest.mark.parametrize("text", BROKEN)
 async def test_a_broken_call_alone_is_generated_again(
