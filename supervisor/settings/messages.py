@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 from proxy.common.toml_text import table_beside
 from proxy.request.variants import MARK
 from supervisor.errors import SettingsInvalid, did_you_mean
+from supervisor.plan.auto import count_of
 from supervisor.plan.loras import LoraSettings
 from supervisor.settings.schema import ModelSettings, Settings
 from supervisor.settings.tables import CATCH_ALL
@@ -163,7 +164,7 @@ def _workers(settings: Settings) -> Iterator[Problem]:
 
 
 def _groups(settings: Settings) -> Iterator[Problem]:
-    """Yield models of groups that do not exist, and rules that keep a model out for ever."""
+    """Yield models of groups that do not exist, and rules of no effect or against a model."""
     models = settings.models
     for group, table in settings.groups.items():
         for name in table.models:
@@ -173,6 +174,14 @@ def _groups(settings: Settings) -> Iterator[Problem]:
                     f"groups.{group}.models: no model is named {name}" + did_you_mean(name, models),
                     f"models: {', '.join(models) or 'none'}; an alias will not do",
                 )
+        limit, there = table.max_loaded, len(table.models)
+        if limit and limit >= there:
+            yield (
+                ("groups", group, "max_loaded"),
+                f"groups.{group}.max_loaded = {limit} has no effect: the group has "
+                + count_of(there, "model"),
+                "set it below the number of models, or remove the line",
+            )
     for group, problem in settings.group_rules.contradictions(models):
         hint = "change the group, another group of the same models, or pinned"
         yield ("groups", group), f"groups.{group}: {problem}", hint

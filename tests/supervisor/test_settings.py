@@ -30,7 +30,7 @@ def refusal(text: str) -> str:
 
 def test_groups_that_shut_a_model_out_are_refused_with_their_lines() -> None:
     text = CHAT + "pinned = true\n[models.code]\npath = 'code.gguf'\n[groups.large]\n"
-    assert read(text + 'models = ["chat", "code"]\nmax_loaded = 2').settings.groups
+    assert read(text + 'models = ["chat", "code"]\ntogether = true').settings.groups
     assert refusal(text + 'models = ["chat", "code"]\nmax_loaded = 1').endswith(
         "corral.toml:6: groups.large: code could never be loaded: at most 1 of chat, code may be "
         "loaded at the same time, and no request for it unloads chat"
@@ -43,6 +43,17 @@ def test_groups_that_shut_a_model_out_are_refused_with_their_lines() -> None:
     )
     found = read(text + "models = ['x']\nexclusive = true", serve_found=True)
     assert found.settings.groups["large"].models == ("x",)
+
+
+def test_a_number_of_loaded_models_that_a_group_cannot_exceed_is_refused() -> None:
+    text = CHAT + "[models.code]\npath = 'code.gguf'\n[groups.large]\n"
+    assert refusal(text + 'models = ["chat", "code"]\nmax_loaded = 2').endswith(
+        "corral.toml:7: groups.large.max_loaded = 2 has no effect: the group has 2 models"
+    )
+    assert refusal(text + 'models = ["code"]\nmax_loaded = 1\nexclusive = true').endswith(
+        "groups.large.max_loaded = 1 has no effect: the group has 1 model"
+    )
+    assert read(text + 'models = ["chat", "code"]\nmax_loaded = 1').settings.groups
 
 
 def test_without_a_file_the_defaults_apply() -> None:
