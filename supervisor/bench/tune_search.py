@@ -334,7 +334,7 @@ class Search:
         reason = self._goal.drawback(*self.trials.pairs(variant, rounds))
         if reason:
             self.trials.reject(variant, reason)
-        return reason is None and self.trials.is_alive(variant)
+        return reason is None
 
     async def measure_base(self, until_s: float) -> None:
         """Measure the base twice uncounted, as the first start reads the disk; or BaseFailed."""

@@ -206,8 +206,8 @@ def _read_drm(root: Path) -> Iterator[DeviceReading]:
     for card in sorted(cards)[:_DEVICES_MAX]:
         lines = kernel_text(card / "device/uevent").splitlines()
         facts = dict(line.split("=", 1) for line in lines if "=" in line)
-        # Connectors of a card are named like it, and have its driver as their grandparent's.
-        if (maker := _DRIVERS.get(facts.get("DRIVER", ""))) and "-" not in card.name:
+        # Connectors are named like their card, but `device` is its node there, without a driver.
+        if maker := _DRIVERS.get(facts.get("DRIVER", "")):
             yield _drm_device(card, facts, maker)
 
 
