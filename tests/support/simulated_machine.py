@@ -15,11 +15,19 @@ def change(axis: str, value: int = 1) -> Variant:
     return Variant(frozenset({axis}), ((axis, value),))
 
 
+def _product(factors: Mapping[tuple[str, int], float], variant: Variant) -> float:
+    return math.prod(factors.get((key, int(value)), 1.0) for key, value in variant.flags)
+
+
 @dataclass
 class Machine:
-    """Speeds are factors of the base's by axis and value; noise and drift are of the logarithm."""
+    """Speeds are factors of the base's by axis and value; noise and drift are of the logarithm.
+
+    `decoding` has further factors, of the decoding alone.
+    """
 
     speeds: Mapping[tuple[str, int], float] = field(default_factory=dict)
+    decoding: Mapping[tuple[str, int], float] = field(default_factory=dict)
     noise: float = 0.03
     drift_per_min: float = 0.0
     takes_s: float = 3.0
@@ -37,8 +45,7 @@ class Machine:
         return self.now_s
 
     def speed(self, variant: Variant) -> float:
-        found = (self.speeds.get((key, int(value)), 1.0) for key, value in variant.flags)
-        return math.prod(found)
+        return _product(self.speeds, variant)
 
     async def measure(self, variant: Variant, limit_s: float) -> Figures | str:
         assert limit_s > 0
@@ -52,7 +59,7 @@ class Machine:
         drift = self.drift_per_min * (self.now_s - 100) / 60
         factor = speed * math.exp(self._random.gauss(drift, self.noise))
         return Figures(
-            decode=100 * factor,
+            decode=100 * factor * _product(self.decoding, variant),
             first_token_s=1.5 / factor,
             total=150 * factor,
             peak_bytes=int(1e9 / factor),

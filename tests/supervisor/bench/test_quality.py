@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from supervisor.bench.tune import LIMIT, Quality, kl_divergence
+from supervisor.bench import tune
+from supervisor.bench.tune import LIMIT, Quality, QualityChecks, kl_divergence
+from supervisor.bench.tune_space import BASE, Variant
+from supervisor.system.paths import Directories
 
 
 def logs(**probabilities: float) -> dict[int, float]:
@@ -40,3 +48,43 @@ def test_other_tokens_are_no_loss_and_another_distribution_is() -> None:
     assert Quality(150, 200, LIMIT / 2).reason_against() is None
     assert "the limit is 0.02" in (Quality(199, 200, LIMIT * 2).reason_against() or "")
     assert Quality(150, 200, None).reason_against() is None
+
+
+@pytest.mark.parametrize(
+    ("cache", "base", "accepted", "rejected"),
+    [
+        ("q8_0", 0.08, 0.099, 0.101),
+        ("q8_0", 0.004, 0.019, 0.021),
+        ("f16", 0.08, 0.019, 0.021),
+    ],
+)
+async def test_a_variant_of_a_profile_with_a_rounded_cache_may_differ_as_much_as_that(
+    cache: str,
+    base: float,
+    accepted: float,
+    rejected: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    good, bad = Variant(flags=(("threads", 1),)), Variant(flags=(("threads", 2),))
+    divergences = {BASE: base, good: accepted, bad: rejected}
+
+    @asynccontextmanager
+    async def private_client(variant: Variant, _: object) -> AsyncIterator[Variant]:
+        yield variant
+
+    async def record(*_: object) -> str:
+        return "the reference"
+
+    async def compare(variant: Variant, _: object) -> Quality:
+        return Quality(190, 200, divergences[variant])
+
+    for replacement in (private_client, record, compare):
+        monkeypatch.setattr(tune, replacement.__name__, replacement)
+    chosen = SimpleNamespace(chosen={"cache-type-k": cache})
+    plans: Any = SimpleNamespace(
+        plan=lambda variant: variant, base=SimpleNamespace(memory_inputs=chosen)
+    )
+    checks = QualityChecks(plans, Directories(*[tmp_path] * 5), lambda: 4)
+    assert await checks.check(good, 60) is None
+    assert "its answers change too much" in (await checks.check(bad, 60) or "")

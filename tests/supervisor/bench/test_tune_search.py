@@ -119,3 +119,12 @@ async def test_less_memory_wins_where_memory_is_the_goal() -> None:
     assert found.comparison
     assert found.comparison.verdict.endswith(")")
     assert "less" in found.comparison.verdict
+
+
+async def test_less_memory_does_not_win_where_it_costs_too_much_speed() -> None:
+    machine = Machine({("a", 1): 1.5}, {("a", 1): 0.5}, noise=0.001)
+    search = machine.search(change("a"), goal="memory")
+    found = await search.run()
+    assert found.winner is None
+    (trial,) = [trial for trial in search.trials if trial.variant == change("a")]
+    assert trial.failure == "it decodes at 0.75 of the speed"

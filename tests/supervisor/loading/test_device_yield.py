@@ -1,15 +1,21 @@
 """Which models leave the devices to other programs, and when they return."""
 
+import asyncio
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from support.instance_harness import RecordingTraffic
 
+from proxy.router.model_queue import ModelDemand
+from proxy.router.router import Router
+from supervisor.engine.instance import Instance
+from supervisor.engine.states import State
 from supervisor.events import Event
 from supervisor.fleet.devices import DeviceMonitor
 from supervisor.fleet.fleet import Fleet
@@ -61,14 +67,27 @@ class Memory:
         self.has_room_for: set[str] = set()
         self.readings: list[bool] = []  # of each, whether a device is full
         self.returning: dict[str, int] = {}
+        self.needed_by_others: frozenset[str] = frozenset()
 
     def take_devices(self, models: Sequence[Model]) -> bool:
         return any(model.entry.name.startswith("gpu") for model in models)
 
+    def capacity(self) -> dict[str, int]:
+        return {"Vulkan0": 2 * GIB}
+
+    def free(self) -> dict[str, int]:
+        return {"Vulkan0": -1 if self.needed_by_others else GIB}
+
+    def required_bytes(self, models: Sequence[Model]) -> dict[str, dict[str, int]]:
+        return {
+            model.entry.name: {"Vulkan0": GIB} if self.take_devices([model]) else {}
+            for model in models
+        }
+
     def has_room(self, model: Model) -> bool:
         return model.entry.name in self.has_room_for
 
-    async def refresh_devices(self, _: Iterable[Model], *, is_full: bool) -> bool:
+    async def refresh_devices(self, _: Iterable[Model], *, is_full: bool = False) -> bool:
         self.readings.append(is_full)
         return True
 
@@ -266,3 +285,56 @@ async def test_cards_tell_when_to_list_devices(tmp_path: Path, used: int, *, is_
     house.cards = [card, replace(card, id="2", memory_free_bytes=0)]
     await house.look(10)
     assert house.memory.readings == [*[is_full] * 4, True]
+
+
+class LoadedModels:
+    """The models of a house, loaded, while other programs need memory of their device."""
+
+    def __init__(self, house: House, monkeypatch: pytest.MonkeyPatch, *, requests: int = 0) -> None:
+        self.states = dict.fromkeys(house.fleet.models, State.READY)
+        router, demand = Router(), ModelDemand(0, requests, 0.0, 0)
+        monkeypatch.setattr(router, "demand", lambda _: demand)
+        monkeypatch.setattr(Instance, "snapshot", lambda instance: self._facts(instance.model))
+        house.memory.needed_by_others = frozenset({"Vulkan0"})
+        self.admission = AdmissionController(
+            house.fleet, router, house.emit, cast("MemoryUsage", house.memory), lambda: 60.0
+        )
+
+    def _facts(self, model: str) -> SimpleNamespace:
+        return SimpleNamespace(state=self.states[model], up_s=60.0, load_progress=None)
+
+    async def decide(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            deciding = group.create_task(self.admission.serve())
+            await asyncio.sleep(0)  # it waits for an event now
+            deciding.cancel()
+
+
+@pytest.mark.parametrize(("yields", "paused"), [("idle", []), ("always", ["gpu1"])])
+async def test_busy_models_give_way_only_if_models_always_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, yields: str, paused: list[str]
+) -> None:
+    models = LoadedModels(House(tmp_path, **{"yield": yields}), monkeypatch, requests=1)
+    await models.decide()
+    found = models.admission.loaded_states()
+    assert [name for name, state in found.items() if state.is_paused] == paused
+
+
+@pytest.mark.parametrize("command", ["unload", "stop", "restart", None])
+async def test_what_was_loaded_or_commanded_since_no_longer_counts_as_unloaded_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str | None
+) -> None:
+    house = House(tmp_path, **{"yield": "idle"})
+    models = LoadedModels(house, monkeypatch)
+    await models.decide()
+    assert [*models.admission.gave_way] == ["gpu1"]
+    house.memory.needed_by_others = frozenset()
+    models.states["gpu1"] = State.STOPPED
+    await models.decide()
+    assert [*models.admission.gave_way] == ["gpu1"]
+    if command:
+        models.admission.command(command, ["gpu1"])
+    else:
+        models.states["gpu1"] = State.STARTING
+        await models.decide()
+    assert [*models.admission.gave_way] == []

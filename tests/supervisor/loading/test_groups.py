@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.model_states import loaded, requested
 
+from proxy.observe.record import LoadCause
+from proxy.router.router import Router
+from supervisor.engine.states import State
+from supervisor.fleet.fleet import Fleet
+from supervisor.fleet.planner import LaunchPlanner
+from supervisor.loading.controller import AdmissionController
 from supervisor.loading.decide import Actions, Eviction, ModelState, decide, eviction, rule_against
+from supervisor.loading.memory_usage import MemoryUsage
 from supervisor.settings.groups import Groups, GroupSettings, Rule
-from supervisor.settings.schema import EvictionSettings, ResidencyPolicy
+from supervisor.settings.schema import EvictionSettings, ResidencyPolicy, Settings
+from supervisor.system.paths import Directories
 
 RULES = EvictionSettings(eviction_wait_s=20.0)
 ONE_OF_TWO = "at most 1 of a, b may be loaded at the same time (groups.g)"
@@ -94,6 +104,26 @@ def test_the_forecast_names_the_rule() -> None:
     assert eviction("b", models, decided, 20.0) == Eviction(("a",))
     assert str(rule_against("b", models, rules)) == ONE_OF_TWO
     assert rule_against("a", models, rules) is None
+
+
+def test_a_request_that_waits_by_a_rule_tells_its_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = {"path": "/models/chat.gguf"}
+    settings = Settings(
+        models={"a": entry, "b": entry}, groups={"large": {"models": ["a", "b"], "max_loaded": 1}}
+    )
+    planner, router = LaunchPlanner(settings, Directories(*[tmp_path] * 5)), Router()
+    fleet = Fleet(planner, router, lambda *_, **__: None)
+    decisions = AdmissionController(
+        fleet, router, lambda *_, **__: None, MemoryUsage(fleet), lambda: 0.0
+    )
+    with decisions.request_load(fleet.models["b"]):
+        assert decisions.load_cause("b", LoadCause()) == LoadCause()
+        instance = fleet.replica("a.0").instance
+        ready = replace(instance.snapshot(), state=State.READY)
+        monkeypatch.setattr(instance, "snapshot", lambda: ready)
+        assert decisions.load_cause("b", LoadCause()) == LoadCause(load_group="large")
 
 
 MODELS = st.lists(

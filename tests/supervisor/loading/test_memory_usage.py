@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from support.growth import is_linear
@@ -10,6 +12,8 @@ from support.samples import GIB, GPU, engine, model
 
 from supervisor.builds.discover import Engine
 from supervisor.builds.help import FlagValue
+from supervisor.engine.instance import Instance
+from supervisor.engine.states import State
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.launches import LaunchFingerprint
 from supervisor.fleet.planner import LaunchPlanner
@@ -157,6 +161,10 @@ async def test_what_other_programs_take_of_a_device_is_no_room(tmp_path: Path) -
     # All of what is left, so that idle models go; what never fits must not have them unloaded.
     assert usage.required_bytes([chat])["chat"]["Vulkan0"] == usage.capacity()["Vulkan0"] == 4 * GIB
     assert usage.required_bytes([huge])["huge"]["Vulkan0"] > 24 * GIB
+    # A loaded model has its memory, and gives all of it back.
+    ready = SimpleNamespace(state=State.READY, pid=None, cause=None)
+    chat.replicas[0].instance = cast("Instance", SimpleNamespace(snapshot=lambda: ready))
+    assert usage.required_bytes([chat])["chat"]["Vulkan0"] == needs
 
 
 @pytest.mark.parametrize(("yields", "reserved"), [("idle", {"Vulkan0": GIB}), ("never", {})])
@@ -184,6 +192,8 @@ async def test_other_programs_that_take_more_get_a_reserve(
     assert usage.has_room(chat)
     assert await read(total_mib - 2048) == {}
     assert await read(total_mib - 4096) == reserved
+    assert await read(512, is_full=True) == reserved
+    assert usage.free()["Vulkan0"] == GIB // 2 - sum(reserved.values())
     # An engine cannot list the device, because it is full or for another reason.
     assert await read(None, is_full=True) == reserved
     assert usage.free()["Vulkan0"] <= 0

@@ -553,6 +553,14 @@ def test_a_text_of_no_kind() -> None:
             },
             [],
         ),
+        (
+            "matrix: {sets: {s: big | code | embed}}",
+            {
+                "matrix-1": (["big", "code", "embed"], "1"),
+                "matrix-alone": (["rank", "an-other"], "exclusive 1"),
+            },
+            [],
+        ),
         ("matrix: {sets: {s: big & code & embed & rank & o}}", {"matrix-alone": None}, []),
     ],
 )

@@ -26,6 +26,16 @@ def write(root: Path, tree: str) -> Path:
     return root
 
 
+def hold(root: Path, address: str) -> None:
+    """Have a program hold 3 MiB of a card."""
+    descriptors = root / "proc/10"
+    (descriptors / "fd").mkdir(parents=True)
+    (descriptors / "fd/5").symlink_to("/dev/dri/renderD128")
+    (descriptors / "fdinfo").mkdir()
+    facts = f"drm-client-id: 3\ndrm-pdev: {address}\ndrm-resident-vram0: 3 MiB\n"
+    (descriptors / "fdinfo/5").write_text(facts, "utf-8")
+
+
 H100 = DeviceReading(
     "GPU-0",
     "NVIDIA H100 80GB HBM3",
@@ -141,6 +151,13 @@ def test_a_card_of_amd(tmp_path: Path) -> None:
         assert read_devices(tmp_path) == [RADEON]
 
 
+def test_processes_are_not_read_for_a_card_that_tells_its_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "memory_by_card", lambda _: pytest.fail("they were read"))
+    assert read_devices(write(tmp_path, "amdgpu")) == [RADEON]
+
+
 def test_a_sensor_that_cannot_be_read_is_absent(tmp_path: Path) -> None:
     device = write(tmp_path, "amdgpu") / "sys/class/drm/card1/device"
     (device / "hwmon/hwmon4/temp1_input").unlink()
@@ -151,6 +168,7 @@ def test_a_sensor_that_cannot_be_read_is_absent(tmp_path: Path) -> None:
 
 def test_a_suspended_card_is_not_read(tmp_path: Path) -> None:
     asleep = DeviceReading("0000:03:00.0", "AMD 73FF", problem="it is suspended")
+    hold(tmp_path, "0000:03:00.0")
     assert read_devices(write(tmp_path, "suspended")) == [asleep]
 
 
@@ -213,12 +231,7 @@ def test_another_card_of_intel(tmp_path: Path) -> None:
 
 def test_the_memory_that_programs_hold_of_a_card_of_intel(tmp_path: Path) -> None:
     write(tmp_path, "xe")
-    descriptors = tmp_path / "proc/10"
-    (descriptors / "fd").mkdir(parents=True)
-    (descriptors / "fd/5").symlink_to("/dev/dri/renderD128")
-    (descriptors / "fdinfo").mkdir()
-    facts = "drm-client-id: 3\ndrm-pdev: 0000:04:00.0\ndrm-resident-vram0: 3 MiB\n"
-    (descriptors / "fdinfo/5").write_text(facts, "utf-8")
+    hold(tmp_path, "0000:04:00.0")
     (found,) = read_devices(tmp_path, lambda _: None)
     assert (found.memory_used_bytes, found.memory_free_bytes) == (3 * MIB, None)
 
