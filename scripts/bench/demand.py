@@ -3,6 +3,9 @@
 `base` begins with its own number of slots. The clients send requests until `corral status` shows as
 many slots as clients, and one instance that is ready; then their total rate is measured. Each round
 starts both variants once for each number of clients, in a random order.
+
+With `--turns`, the slots are set instead, both variants run at the same time, and the clients send
+requests to one and to the other in turn. That depends less on what else the machine does.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -43,6 +46,14 @@ path = "{model}"
 queued_s = 4
 quiet_s = 600
 """
+# Clients of the plain engine would count as load of another program.
+SET: Final = """
+[models.m]
+path = "{model}"
+[models.m.flags]
+parallel = {clients}
+ctx-size = {ctx_size}
+"""
 
 Rounds = Sequence[Mapping[int, Mapping[str, float]]]
 
@@ -53,12 +64,23 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--clients", type=int, nargs="+", default=CLIENTS, metavar="N")
     parser.add_argument("--streams", action="store_true", help="clients ask for streams")
+    parser.add_argument("--turns", type=int, metavar="N", help="set the slots; N turns each")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
     options = parser.parse_args()
     model = pinned.find_pin("smollm2").path(directories().models)
     rounds: list[Mapping[int, Mapping[str, float]]] = []
     with tempfile.TemporaryDirectory(prefix="corral-") as cache:
-        for number in range(options.repeats):
+        if options.turns:
+            by_count = {
+                count: _in_turns(model, cache, count, options.turns, streams=options.streams)
+                for count in options.clients
+            }
+            rounds = [
+                {count: turns[number] for count, turns in by_count.items()}
+                for number in range(options.turns)
+            ]
+            result(rounds).write(options.json)
+        for number in range(0 if options.turns else options.repeats):
             rng = random.Random(number)  # noqa: S311 (an order)
             rounds.append(
                 {
@@ -80,8 +102,7 @@ def _both(
     totals = {}
     for name in rng.sample([PLAIN, CORRAL], 2):
         if name == PLAIN:
-            slots = ("--parallel", str(clients), "--ctx-size", str(CTX_SLOT * clients))
-            with plain("--model", model, "--alias", "m", *slots) as url:
+            with _plain(model, clients) as url:
                 totals[name] = asyncio.run(_total(url, clients, streams=streams))
         else:
             with _settled(model, cache, clients) as url:
@@ -89,10 +110,48 @@ def _both(
     return totals
 
 
+def _plain(model: Path, clients: int) -> AbstractContextManager[str]:
+    slots = ("--parallel", str(clients), "--ctx-size", str(CTX_SLOT * clients))
+    return plain("--model", model, "--alias", "m", *slots)
+
+
+def _in_turns(
+    model: Path, cache: str, clients: int, turns: int, *, streams: bool
+) -> Sequence[Mapping[str, float]]:
+    settings = SET.format(model=model, clients=clients, ctx_size=CTX_SLOT * clients)
+    with (
+        _plain(model, clients) as plain_url,
+        tempfile.TemporaryDirectory(prefix="corral-") as home,
+    ):
+        corral = CorralCli(Path(home), measure_threads=True)
+        corral.env["XDG_CACHE_HOME"] = cache
+        corral.configure(settings)
+        try:
+            corral.ok("start")
+            urls = {PLAIN: plain_url, CORRAL: corral.url}
+            return asyncio.run(_alternate(urls, clients, turns, streams=streams))
+        finally:
+            corral.end()
+
+
+async def _alternate(
+    urls: Mapping[str, str], clients: int, turns: int, *, streams: bool
+) -> Sequence[Mapping[str, float]]:
+    rng, totals = random.Random(clients), []  # noqa: S311 (an order)
+    for turn in range(turns + 1):  # the first requests of a process are slower, and do not count
+        found = {}
+        for name in rng.sample([*urls], 2):
+            async with session(urls[name]) as http:
+                about = f"Turn {turn}, story"
+                found[name] = await together(http, clients, TOKENS, streams=streams, about=about)
+        totals.append(found)
+    return totals[1:]
+
+
 async def _total(url: str, clients: int, *, streams: bool) -> float:
     async with session(url) as http:
-        # The first requests of a process are slower. Their prompts differ from the later ones, which
-        # an engine would find by accident in one slot or another.
+        # The first requests of a process are slower. Later prompts differ from these, which an
+        # engine would find by accident in one slot or another.
         await together(http, clients, tokens=4, about="Warm-up")
         return await together(http, clients, TOKENS, streams=streams)
 
