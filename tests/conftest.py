@@ -94,7 +94,7 @@ def engine_library_dirs(engine: Engine) -> tuple[Path, ...]:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a model that loads in milliseconds; its F16 weights run on every processor."""
+    """Return a model that loads in milliseconds; its F16 weights need no AVX-VNNI."""
     return tiny_gguf.make(tmp_path_factory.mktemp("models") / "tiny.gguf")
 
 

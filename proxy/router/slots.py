@@ -22,6 +22,7 @@ from attrs import define
 
 from proxy.cache.fingerprint import lora_of
 from proxy.cache.holders import Conversation, Run
+from proxy.cache.host_cache import SlotContent
 from proxy.cache.index import PrefixIndex
 from proxy.cache.miss_cause import (
     CacheFacts,
@@ -427,11 +428,17 @@ def _names_slot(lease: Lease, slot_map: SlotMap, slot: Slot) -> bool:
         return slot.is_confirmed
     if not lease.upstream.cache_key or lease.yielded:  # the engine finds all that it computed
         return False
-    is_long = slot.previous is not None and slot.previous.tokens >= _TOKENS_MIN
-    if is_long and slot_map.is_lost_if_named(slot):
+    if slot_map.is_lost_if_named(slot) and _is_worth_keeping(slot.previous):
         return False
     prompt, conversation = lease.request.prompt, lease.conversation
     return not prompt or not slot_map.is_elsewhere(slot, conversation, prompt.blocks)
+
+
+def _is_worth_keeping(content: SlotContent | None) -> bool:
+    """Return whether content is long, or that of a request which waits to go on."""
+    if content is None or content.conversation is None:
+        return False
+    return content.tokens >= _TOKENS_MIN or content.conversation.is_paused
 
 
 async def _wait_until_begun(instance: RoutingTarget, *, are_named: bool) -> None:

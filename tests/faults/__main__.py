@@ -31,7 +31,7 @@ def main() -> int:
     engine = load(None, cache_dir=directories().cache)
     print(f"engine: build {engine.build}, {engine.path}", flush=True)
     with tempfile.TemporaryDirectory(prefix="c") as directory:
-        models = Models.make(Path(directory), engine.path)
+        models = Models.make(Path(directory), engine)
         if words.kills:
             return _kills(models, words.kills, words.seed)
         if words.restarts:

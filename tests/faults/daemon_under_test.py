@@ -13,7 +13,9 @@ from typing import Any, Final
 import psutil
 from support import tiny_gguf
 from support.corral_cli import PATIENCE_S, CorralCli, begin_stream, until
+from support.engine_scripts import library_exports
 
+from supervisor.builds.discover import Engine
 from supervisor.daemon.control_client import Client
 from supervisor.daemon.control_messages import InstanceStatus
 from supervisor.errors import CorralError
@@ -28,10 +30,10 @@ class Models:
 
     tiny: Path
     slow: Path
-    engine: Path
+    engine: Engine
 
     @classmethod
-    def make(cls, directory: Path, engine: Path) -> Models:
+    def make(cls, directory: Path, engine: Engine) -> Models:
         """Write the models into a directory."""
         slow = tiny_gguf.make_slow(directory / "slow.gguf")
         return cls(tiny_gguf.make(directory / "tiny.gguf"), slow, engine)
@@ -114,9 +116,11 @@ class DaemonUnderTest:
             script: Shell; `$ENGINE` is the real engine, `$FAKE` the fake one with the address.
         """
         path = self.root / "llama-server"
+        engine = self.models.engine
         path.write_text(
             "#!/bin/sh\n"
-            f"ENGINE={self.models.engine}\n"
+            + library_exports(engine.path, engine.library_dirs)
+            + f"ENGINE={engine.path}\n"
             'case "$*" in *--help* | *--version* | *--list-devices*) exec $ENGINE "$@" ;; esac\n'
             "for word; do case $before in --host) host=$word ;; --port) port=$word ;; esac\n"
             "before=$word; done\n"

@@ -37,7 +37,7 @@ def _on_device(
     inject: Callable[[DaemonUnderTest], Seen],
 ) -> Callable[[DaemonUnderTest], Seen]:
     def run(target: DaemonUnderTest) -> Seen:
-        if not software_device.is_installed(target.models.engine):
+        if not software_device.is_installed(target.models.engine.path):
             yield software_device.HOW_TO_INSTALL, software_device.HOW_TO_INSTALL
             return
         target.corral.env |= software_device.SHOW
@@ -80,7 +80,10 @@ def _virtual_kib(pid: int) -> int:
 @DEVICES.add(25, "device filled by another program while a model is served")
 @_on_device
 def _(target: DaemonUnderTest) -> Seen:
-    device = software_device.write_engine(target.root, target.models.engine, total_mib=64)
+    engine = target.models.engine
+    device = software_device.write_engine(
+        target.root, engine.path, total_mib=64, library_dirs=engine.library_dirs
+    )
     patience = "[supervisor.restart]\nbackoff_initial_s = 0.2\nbackoff_max_s = 0.2\n"
     limits = f"[supervisor]\ndevice_memory_wait_s = 0.2\n{patience}"
     own = f"[models.m.flags]\nctx-size = 512\n{_FLAGS}"

@@ -16,7 +16,7 @@ QUICK = [fault for fault in EVERY if fault.quick]
 
 @pytest.fixture(scope="session")
 def models(tiny_model: Path, slow_model: Path, engine: Engine) -> Models:
-    return Models(tiny_model, slow_model, engine.path)
+    return Models(tiny_model, slow_model, engine)
 
 
 @pytest.fixture(autouse=True)

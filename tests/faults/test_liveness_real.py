@@ -33,7 +33,7 @@ CLOSELY = "[supervisor]\nliveness_interval_s = 1\nstop_timeout_s = 1\n"
 def target(
     corral: CorralCli, tiny_model: Path, slow_model: Path, engine: Engine
 ) -> DaemonUnderTest:
-    return DaemonUnderTest(corral, Models(tiny_model, slow_model, engine.path))
+    return DaemonUnderTest(corral, Models(tiny_model, slow_model, engine))
 
 
 @dataclass(frozen=True)

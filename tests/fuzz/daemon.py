@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from faults.daemon_under_test import Models
 from fuzz.served import KEYS, SETTINGS
+from support import tiny_gguf
 from support.corral_cli import CorralCli, until
 
 from supervisor.daemon.control_client import Client
@@ -39,8 +39,8 @@ class Daemon:
 
     def __post_init__(self) -> None:
         self.corral = CorralCli(self.home)
-        models = Models.make(self.home, self.home)
-        self.settings = SETTINGS.format(slow=models.slow, tiny=models.tiny)
+        slow = tiny_gguf.make_slow(self.home / "slow.gguf")
+        self.settings = SETTINGS.format(slow=slow, tiny=tiny_gguf.make(self.home / "tiny.gguf"))
         self.corral.configure(self.settings)
         self.api_keys_file.touch(0o600)
         self.restore_files()

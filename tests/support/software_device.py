@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Final
 
 import psutil
+from support.engine_scripts import library_exports
 
 from supervisor.builds.discover import Device
-from supervisor.builds.probe import library_path
 
 # ggml lists a software device only where it is named; without F16 it compiles fewer shaders.
 # Source: ggml-vulkan.cpp, ggml_vk_instance_init.
@@ -83,14 +83,12 @@ def write_engine(
     """Write an engine that lists the device with so much memory; else it is the real one.
 
     Each running engine with a model takes `engine_mib` from the free memory that is set.
-    `library_dirs` go first on its library path. `Engine.library_dirs` are found by the hash of the
-    binary, so a script has none.
+    `library_dirs` go first on its library path.
     """
     path, free, listings = (directory / name for name in ("llama-server", "free", "listings"))
     engines = directory / "engines"
     engines.mkdir()
-    variables = library_path(os.environ, engine, library_dirs)
-    exports = "".join(f"export {name}='{value}'\n" for name, value in variables.items())
+    exports = library_exports(engine, library_dirs)
     path.write_text(
         "#!/bin/sh\n"
         f'case "$*" in *--list-devices*) echo >>{listings}; echo "Available devices:"\n'
