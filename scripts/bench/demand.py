@@ -46,7 +46,7 @@ path = "{model}"
 queued_s = 4
 quiet_s = 600
 """
-# Clients of the plain engine would count as load of another program.
+# Nothing follows the load here: the plain engine would count as load of another program.
 SET: Final = """
 [models.m]
 path = "{model}"
