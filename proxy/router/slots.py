@@ -48,7 +48,7 @@ from proxy.upstream.endpoint_kinds import EndpointKind
 from proxy.upstream.engine_state import clear_slots, get_slots, refresh_slots
 from proxy.upstream.upstream import Timings
 
-# Shorter conversations are neither saved nor worth a request without the name of its slot.
+# A shorter conversation is worth neither a wait for its file nor a request that names no slot.
 _TOKENS_MIN: Final = 256
 # The longest wait, relative to the time to compute the prompt.
 _SHARE_MAX: Final = 0.5

@@ -46,7 +46,6 @@ path = "{model}"
 queued_s = 4
 quiet_s = 600
 """
-# Nothing follows the load here: the plain engine would count as load of another program.
 SET: Final = """
 [models.m]
 path = "{model}"
@@ -71,25 +70,25 @@ def main() -> int:
     rounds: list[Mapping[int, Mapping[str, float]]] = []
     with tempfile.TemporaryDirectory(prefix="corral-") as cache:
         if options.turns:
-            by_count = {
-                count: _in_turns(model, cache, count, options.turns, streams=options.streams)
+            turns = [
+                _in_turns(model, cache, count, options.turns, streams=options.streams)
                 for count in options.clients
-            }
-            rounds = [
-                {count: turns[number] for count, turns in by_count.items()}
-                for number in range(options.turns)
+            ]
+            rounds += [
+                dict(zip(options.clients, each, strict=True)) for each in zip(*turns, strict=True)
             ]
             result(rounds).write(options.json)
-        for number in range(0 if options.turns else options.repeats):
-            rng = random.Random(number)  # noqa: S311 (an order)
-            rounds.append(
-                {
-                    count: _both(model, cache, count, rng, streams=options.streams)
-                    for count in options.clients
-                }
-            )
-            result(rounds).write(options.json)  # in case the next round is cut short
-            print(f"round {number + 1} of {options.repeats}", file=sys.stderr)
+        else:
+            for number in range(options.repeats):
+                rng = random.Random(number)  # noqa: S311 (an order)
+                rounds.append(
+                    {
+                        count: _both(model, cache, count, rng, streams=options.streams)
+                        for count in options.clients
+                    }
+                )
+                result(rounds).write(options.json)  # in case the next round is cut short
+                print(f"round {number + 1} of {options.repeats}", file=sys.stderr)
     found = result(rounds)
     for goal, is_met in found.goals.items():
         print(f"{'ok' if is_met else 'missed'}: {goal}")
@@ -119,19 +118,13 @@ def _in_turns(
     model: Path, cache: str, clients: int, turns: int, *, streams: bool
 ) -> Sequence[Mapping[str, float]]:
     settings = SET.format(model=model, clients=clients, ctx_size=CTX_SLOT * clients)
+    # Nothing follows the load here: the plain engine would count as load of another program.
     with (
         _plain(model, clients) as plain_url,
-        tempfile.TemporaryDirectory(prefix="corral-") as home,
+        _started(settings, cache, adaptive=False) as corral,
     ):
-        corral = CorralCli(Path(home), measure_threads=True)
-        corral.env["XDG_CACHE_HOME"] = cache
-        corral.configure(settings)
-        try:
-            corral.ok("start")
-            urls = {PLAIN: plain_url, CORRAL: corral.url}
-            return asyncio.run(_alternate(urls, clients, turns, streams=streams))
-        finally:
-            corral.end()
+        urls = {PLAIN: plain_url, CORRAL: corral.url}
+        return asyncio.run(_alternate(urls, clients, turns, streams=streams))
 
 
 async def _alternate(
@@ -157,18 +150,24 @@ async def _total(url: str, clients: int, *, streams: bool) -> float:
 
 
 @contextmanager
-def _settled(model: Path, cache: str, clients: int) -> Iterator[str]:
-    """Serve, and return once there are as many slots as clients."""
+def _started(settings: str, cache: str, *, adaptive: bool) -> Iterator[CorralCli]:
     with tempfile.TemporaryDirectory(prefix="corral-") as home:
-        corral = CorralCli(Path(home), measure_threads=True, adaptive=True)
+        corral = CorralCli(Path(home), measure_threads=True, adaptive=adaptive)
         corral.env["XDG_CACHE_HOME"] = cache
-        corral.configure(SETTINGS.format(model=model))
+        corral.configure(settings)
         try:
             corral.ok("start")
-            asyncio.run(_settle(corral, clients))
-            yield corral.url
+            yield corral
         finally:
             corral.end()
+
+
+@contextmanager
+def _settled(model: Path, cache: str, clients: int) -> Iterator[str]:
+    """Serve, and return once there are as many slots as clients."""
+    with _started(SETTINGS.format(model=model), cache, adaptive=True) as corral:
+        asyncio.run(_settle(corral, clients))
+        yield corral.url
 
 
 async def _settle(corral: CorralCli, clients: int) -> None:
