@@ -395,7 +395,7 @@ class SaveCase:
     streams: int = 0
     gap_s: float = 0.0  # Time between two tokens of such a stream.
     decoded: float = 0.0  # Tokens that the stream decoded since the last save.
-    waiting: int = 0  # Requests that are sent only after the save.
+    waiting: int = 0  # Requests that are not sent yet; the save is for one of them.
     usual_return_s: float = _RETURN_S  # From the end of a turn to the next one.
 
     @property
@@ -409,8 +409,10 @@ class SaveCase:
         """Time of the save, and of the requests that miss a pass of the engine because of it.
 
         A busy engine saves between two passes, and a request that waits for that misses the next.
+        Of requests that wait for an idle engine, the first one makes it busy for the others.
         """
-        return self.save_s + (self.waiting * self.gap_s if self.streams else 0.0)
+        missing = self.waiting if self.streams else max(0, self.waiting - 1)
+        return self.save_s + missing * self.gap_s
 
 
 def is_worth_saving(case: SaveCase, pause_max_s: float) -> bool:

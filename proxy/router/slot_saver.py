@@ -197,7 +197,7 @@ class SlotSaver:
         """Return the expected cost and benefit of saving a slot; None: it cannot be saved.
 
         `least_loss_p`: the content is lost with at least this probability. `waiting`: so many
-        requests are sent only after the save.
+        requests are not sent yet, one of which waits for the save.
         """
         upstream, conversation = instance.upstream, content.conversation
         turn_hashes = self._prefix_index.fingerprint(upstream.name, content).turn_hashes
@@ -362,7 +362,8 @@ class SlotSaver:
         found = work.slot_map.idle
         idle = (slot for slot in found if slot.conversation and slot.conversation not in later)
         new = (slot for slot in idle if work.failed.get(slot) != slot.freed_tick)
-        cases = ((slot, self.case(work.instance, slot.content)) for slot in new)
+        # The request that takes the slot next may come during the save.
+        cases = ((slot, self.case(work.instance, slot.content, waiting=1)) for slot in new)
         most_s = self._pause_max_s
         return [(slot, case) for slot, case in cases if case and is_worth_saving(case, most_s)]
 

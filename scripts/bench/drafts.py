@@ -8,7 +8,6 @@ import random
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -112,14 +111,13 @@ def body(workload: str, rng: random.Random) -> Mapping[str, Any]:
     return {"messages": messages, **common, **more}
 
 
-async def measure(url: str, workload: str, clients: int, seconds: float, seed: int) -> list[Answer]:
-    """Have clients ask one after another for a while; return their answers."""
+async def measure(url: str, workload: str, clients: int, answers: int, seed: int) -> list[Answer]:
+    """Have each client ask for so many answers one after another; return them."""
     found: list[Answer] = []
-    ends_at_s = time.monotonic() + seconds
 
     async def client(http: aiohttp.ClientSession, number: int) -> None:
         rng = random.Random(f"{seed} {number}")  # noqa: S311 (a workload, no secret)
-        while time.monotonic() < ends_at_s:
+        for _ in range(answers):
             async with http.post("/v1/chat/completions", json=body(workload, rng)) as response:
                 content = await response.json()
             if response.status != 200:
@@ -166,7 +164,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workload", choices=WORKLOADS, action="append")
     parser.add_argument("--clients", type=int, action="append", help="at the same time")
-    parser.add_argument("--seconds", type=float, default=12.0, help="of each measurement")
+    parser.add_argument("--answers", type=int, default=8, help="of all clients, in each round")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--threads", default="2")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
@@ -182,7 +180,7 @@ def main() -> int:
             for way, more in words.items()
         }
         found = [
-            compare(urls, workload, clients, options.seconds / options.rounds, options.rounds)
+            compare(urls, workload, clients, max(1, options.answers // clients), options.rounds)
             for workload in options.workload or WORKLOADS
             for clients in options.clients or CLIENTS
         ]
@@ -197,17 +195,17 @@ def main() -> int:
 
 
 def compare(
-    urls: Mapping[str, str], workload: str, clients: int, seconds: float, rounds: int
+    urls: Mapping[str, str], workload: str, clients: int, answers: int, rounds: int
 ) -> tuple[Figure, Mapping[str, bool]]:
     """Measure each way in turn, play the rule over two ways each, and print the rates."""
-    answers: dict[str, list[Answer]] = {way: [] for way in urls}
+    found: dict[str, list[Answer]] = {way: [] for way in urls}
     for number in range(rounds):
         for way, url in urls.items():
-            answers[way] += asyncio.run(measure(url, workload, clients, seconds, number))
-    rates = {way: rate(answers[way]) for way in urls}
+            found[way] += asyncio.run(measure(url, workload, clients, answers, number))
+    rates = {way: rate(found[way]) for way in urls}
     shown, goals = [f"{NONE} {rates[NONE]:.0f} tokens/s"], {}
-    for way in urls.keys() - {NONE}:
-        followed = played(answers[way], answers[NONE], clients)
+    for way in (way for way in urls if way != NONE):
+        followed = played(found[way], found[NONE], clients)
         rates[f"{way}, decided"] = followed
         best, always = max(rates[way], rates[NONE]), rates[way] / rates[NONE]
         ratio, of_best = followed / rates[NONE], followed / best

@@ -91,7 +91,10 @@ def test_the_longer_a_save_the_longer_an_engine_is_idle_before(
 def test_a_save_for_which_many_requests_miss_a_pass_of_the_engine_does_not_pay() -> None:
     assert pays(replace(BESIDE, waiting=10))
     assert not pays(replace(BESIDE, waiting=100))
-    assert pays(replace(LONG, waiting=100))  # the engine has nothing else to do
+    idle = replace(LONG, gap_s=0.025)
+    assert pays(replace(idle, waiting=10))
+    assert not pays(replace(idle, waiting=100))  # the first of them makes the engine busy
+    assert pays(replace(idle, gap_s=0.5, waiting=1))  # which no request misses
 
 
 @given(CASES)
