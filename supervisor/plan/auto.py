@@ -98,6 +98,7 @@ class PlanInputs:
     draft: Gguf | None = None  # the draft model, or None
     spec_types: tuple[str, ...] = ()  # drafting types of the build
     saves_slots: bool = True  # whether slot files can replace cache-ram
+    repacked_bytes: int = 0  # of the weights in the file that the CPU backend uses a copy of
 
     @property
     def cores(self) -> int:
@@ -293,6 +294,14 @@ def _cache_ram(inputs: PlanInputs, chosen: context.Chosen) -> Setting:
     return Setting(min(_CACHE_RAM_MAX_MIB, share_mib // 4), "machine", reason)
 
 
+def _load_mode(inputs: PlanInputs, chosen: context.Chosen) -> Setting:
+    repacked, weights = inputs.repacked_bytes, inputs.gguf.tensor_bytes
+    if repacked > weights // 2 and chosen.get("repack") is not False:
+        sizes = f"{repacked // _MIB} of {weights // _MIB} MiB"
+        return Setting("mmap", "machine", f"the engine repacks {sizes}; a lock would keep both")
+    return Setting("mmap+mlock", CORRAL, "weights stay in memory, shared by all instances")
+
+
 def _fit(inputs: PlanInputs, _chosen: context.Chosen) -> Setting:
     if inputs.device_bytes:
         return Setting("on", "machine", "the engine fits the model to its devices")
@@ -328,6 +337,7 @@ AUTO_VALUES: Final[Mapping[str, Callable[[PlanInputs, context.Chosen], Setting]]
     "cache-type-v": _cache_type,
     "ctx-size": _ctx_size,
     "cache-ram": _cache_ram,
+    "load-mode": _load_mode,
     "fit": _fit,
     "spec-type": _spec_type,
 }

@@ -25,7 +25,7 @@ from supervisor.plan import kv_cache
 from supervisor.plan.auto import PlanInputs, ThreadSpeeds, cache_count, ctx_slot, slots
 from supervisor.plan.context import Chosen, Embedding, context_layout, embedding
 from supervisor.plan.draft import Draft, offered_types
-from supervisor.plan.estimate import Estimate, MemoryInputs, estimate
+from supervisor.plan.estimate import Estimate, MemoryInputs, estimate, repacked_bytes
 from supervisor.plan.loras import SCALED
 from supervisor.plan.profile import Profile
 from supervisor.plan.render import OmittedFlag, RenderedFlag, canonical, errors_of, render
@@ -229,6 +229,7 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
         draft=draft.gguf,
         spec_types=offered_types(engine.flags),
         saves_slots=saves_slots,
+        repacked_bytes=0 if devices or remote else _repacked_bytes(gguf, engine, machine),
     )
     settings, kept, barred = _choose_settings(entry, profile, engine, inputs, draft)
     chosen = values(kept)
@@ -259,6 +260,11 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
         reduced={key: setting for key, setting in entry.reduced.items() if key in kept},
         missing_draft=draft.warnings if isinstance(entry.draft, Path) and not draft.gguf else (),
     )
+
+
+def _repacked_bytes(gguf: Gguf, engine: Engine, machine: Machine) -> int:
+    in_file, _ = repacked_bytes(gguf, machine.cpu_flags, is_portable=bool(engine.library_dirs))
+    return in_file
 
 
 def _choose_settings(

@@ -76,7 +76,9 @@ def compare(
     with tempfile.TemporaryDirectory() as cache:
         facts = metadata.read(model, cache_dir=Path(cache))
         drafts = metadata.read(draft, cache_dir=Path(cache)) if draft else None
-    found = estimate(MemoryInputs(facts, flags, engine, machine.cpu_flags(), drafts))
+    # The log has the whole mapped file, also what is repacked; so does a plan that locks it.
+    chosen = {"load-mode": "mmap+mlock", **flags}
+    found = estimate(MemoryInputs(facts, chosen, engine, machine.cpu_flags(), drafts))
     take = found.devices[device] if device else found.host
     return Comparison(flags, _logged(engine, model, flags, device), _by_part(take))
 

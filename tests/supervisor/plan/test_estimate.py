@@ -116,6 +116,23 @@ def test_matrices_of_types_that_the_cpu_repacks_count_twice() -> None:
     assert estimate(replace(full, engine=engine(library_dirs=(model().path,)))).host.copies == 0
 
 
+@pytest.mark.parametrize(
+    ("flags", "freed"),
+    [
+        ({}, 13_271_040),
+        ({"load_mode": "none"}, 13_271_040),
+        ({"mlock": True, "mmap": False}, 13_271_040),
+        ({"load_mode": "mmap+mlock"}, 0),
+        ({"mlock": True}, 0),
+        ({"repack": False}, 0),
+    ],
+)
+def test_what_is_repacked_need_not_stay_in_memory_twice_unless_locked(
+    flags: dict[str, Any], freed: int
+) -> None:
+    assert taken(GEMMA, **flags).host.weights == GEMMA.tensor_bytes - freed
+
+
 def test_a_draft_takes_its_own_weights_cache_and_buffers() -> None:
     alone = MemoryInputs(GEMMA, {"ctx-size": 4096, "parallel": 1}, engine())
     found = estimate(replace(alone, draft=model()))
@@ -124,7 +141,9 @@ def test_a_draft_takes_its_own_weights_cache_and_buffers() -> None:
     assert found.host.draft < (model().tensor_bytes + cache) * 1.15
     assert found.host.kv == estimate(alone).host.kv
     amx = replace(alone, draft=model(), cpu_flags=frozenset({"amx_int8"}))
-    assert estimate(amx).host.draft == found.host.draft + 66_000_000
+    assert estimate(amx).host.draft == found.host.draft  # its copies replace the file's matrices
+    locked = replace(amx, chosen={**amx.chosen, "load-mode": "mmap+mlock"})
+    assert estimate(locked).host.draft == found.host.draft + 66_000_000
 
 
 def test_drafted_tokens_need_more_rows_of_logits() -> None:

@@ -275,6 +275,19 @@ def test_memory_is_locked_only_if_permitted_and_sensible() -> None:
     assert "the device" in omitted(planned(on=engine("b10434", GPU)))["--load-mode"]
 
 
+def test_weights_of_which_the_engine_uses_a_copy_are_not_locked() -> None:
+    of = model()
+    matrices = (("Q4_0", 576, of.tensor_bytes * 2 // 3), ("Q6_K", 576, of.tensor_bytes // 3))
+    repacked, here = replace(of, matrix_bytes=matrices), machine(cpu_flags=frozenset({"avx2"}))
+    assert value(planned(of=repacked, at=here), "--load-mode") == "mmap"
+    other = machine(cpu_flags=frozenset())
+    assert value(planned(of=repacked, at=other), "--load-mode") == "mmap+mlock"
+    kept = planned(set_flags={"repack": False}, of=repacked, at=here)
+    assert value(kept, "--load-mode") == "mmap+mlock"
+    few = replace(of, matrix_bytes=(("Q4_0", 576, of.tensor_bytes // 3),))
+    assert value(planned(of=few, at=here), "--load-mode") == "mmap+mlock"
+
+
 def test_threads_are_distributed_over_numa_nodes_if_there_are_several() -> None:
     assert value(planned(at=machine(numa_nodes=2)), "--numa") == "distribute"
     assert "one NUMA node" in omitted(planned())["--numa"]
