@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import hypothesis
 import pytest
+from filelock import FileLock
 from support import software_device, tiny_gguf
 from support.corral_cli import CorralCli
 from support.fork_server import ForkServer
@@ -70,14 +71,21 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 
 
 @pytest.fixture
-def device_engine(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
-    """Return the engine with a software Vulkan device, which the environment then shows to all."""
+def device_engine(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Engine]:
+    """Return the engine with a software Vulkan device, which the environment then shows to all.
+
+    One test at a time has it: two that compute on it at once take twenty times as long.
+    """
     for name, value in software_device.SHOW.items():
         monkeypatch.setenv(name, value)
-    devices = list_devices(engine)
-    if not software_device.is_one(devices):
-        pytest.skip(software_device.HOW_TO_INSTALL)
-    return replace(engine, devices=tuple(replace(device, free_mib=None) for device in devices))
+    with FileLock(tmp_path_factory.getbasetemp().parent / "device.lock"):
+        devices = list_devices(engine)
+        if not software_device.is_one(devices):
+            pytest.skip(software_device.HOW_TO_INSTALL)
+        free = tuple(replace(device, free_mib=None) for device in devices)
+        yield replace(engine, devices=free)
 
 
 @pytest.fixture(scope="session")

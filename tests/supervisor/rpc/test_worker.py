@@ -71,7 +71,7 @@ async def test_a_worker_serves_and_ends_with_its_supervisor(engine: Engine, tmp_
         pid = worker.pid
         assert pid
         assert sum(device.total_mib for device in worker.devices) > 0
-        assert not worker.is_used
+        await served.until(lambda: not worker.is_used)  # once it has seen our question end
     assert is_gone(pid)
     (ready,) = served.emitted("worker.ready")
     assert ready["address"] == str(served.address)
