@@ -84,8 +84,7 @@ def device_engine(
         devices = list_devices(engine)
         if not software_device.is_one(devices):
             pytest.skip(software_device.HOW_TO_INSTALL)
-        free = tuple(replace(device, free_mib=None) for device in devices)
-        yield replace(engine, devices=free)
+        yield replace(engine, devices=tuple(replace(device, free_mib=None) for device in devices))
 
 
 @pytest.fixture(scope="session")

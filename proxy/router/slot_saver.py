@@ -362,8 +362,7 @@ class SlotSaver:
         found = work.slot_map.idle
         idle = (slot for slot in found if slot.conversation and slot.conversation not in later)
         new = (slot for slot in idle if work.failed.get(slot) != slot.freed_tick)
-        # The request that takes the slot next may come during the save.
-        cases = ((slot, self.case(work.instance, slot.content, waiting=1)) for slot in new)
+        cases = ((slot, self.case(work.instance, slot.content)) for slot in new)
         most_s = self._pause_max_s
         return [(slot, case) for slot, case in cases if case and is_worth_saving(case, most_s)]
 

@@ -8,7 +8,7 @@ device, its compute buffer is larger than estimated: for SmolLM2 with 65 536 tok
 of 78, of 1 GiB in all.
 
     weights        the file's tensors; if mapped, shared by all processes that map it
-    copies         matrices that the CPU backend repacks; their tensors take memory only if locked
+    copies         matrices that the CPU backend repacks; in the file they count only if locked
     kv             KV caches, and the states of recurrent layers
     compute        compute buffers of a micro batch
     output         logits
@@ -414,13 +414,11 @@ def _draft_layers_bytes(memory_inputs: MemoryInputs, own: context.ContextLayout)
     return kv_cache.cache_bytes(layers, own.cache) + states + buffers
 
 
-def repacked_bytes(gguf: Gguf, cpu_flags: frozenset[str], *, is_portable: bool) -> tuple[int, int]:
-    """Return the size of the matrices that the CPU backend repacks, in the file and in memory.
-
-    `is_portable`: the engine runs with the portable CPU library, which has no AMX.
-    """
+def repacked_bytes(gguf: Gguf, cpu_flags: frozenset[str], engine: Engine) -> tuple[int, int]:
+    """Return the size of the matrices that the CPU backend repacks, in the file and in memory."""
     kinds = frozenset[str]().union(*(_REPACKED[flag] for flag in cpu_flags & _REPACKED.keys()))
-    has_amx = "amx_int8" in cpu_flags and not is_portable
+    # The portable CPU library has no AMX.
+    has_amx = "amx_int8" in cpu_flags and not engine.library_dirs
     in_file = extra = 0
     for kind, rows, size in gguf.matrix_bytes:
         if has_amx and kind in _AMX_EXTRA_BYTES and rows >= 32:
@@ -441,8 +439,7 @@ def _repacked(gguf: Gguf, memory_inputs: MemoryInputs) -> tuple[int, int]:
     chosen = memory_inputs.chosen
     if chosen.get("repack") is False:
         return 0, 0
-    is_portable = bool(memory_inputs.engine.library_dirs)
-    in_file, copies = repacked_bytes(gguf, memory_inputs.cpu_flags, is_portable=is_portable)
+    in_file, copies = repacked_bytes(gguf, memory_inputs.cpu_flags, memory_inputs.engine)
     is_locked = "mlock" in str(chosen.get("load-mode", "")) or chosen.get("mlock") is True
     return 0 if is_locked and _is_mapped(chosen) else in_file, copies
 

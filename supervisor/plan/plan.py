@@ -217,6 +217,7 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
     devices = () if remote else engine.devices
     # Main memory of a worker limits all of them.
     counted = () if any(device.is_main_memory for device in remote) else remote
+    in_file, _ = repacked_bytes(gguf, machine.cpu_flags, engine)
     inputs = PlanInputs(
         gguf=gguf,
         machine=machine,
@@ -229,7 +230,7 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
         draft=draft.gguf,
         spec_types=offered_types(engine.flags),
         saves_slots=saves_slots,
-        repacked_bytes=0 if devices or remote else _repacked_bytes(gguf, engine, machine),
+        repacked_bytes=0 if devices or remote else in_file,
     )
     settings, kept, barred = _choose_settings(entry, profile, engine, inputs, draft)
     chosen = values(kept)
@@ -260,11 +261,6 @@ def make_plan(  # noqa: PLR0913 (a plan is made of all these)
         reduced={key: setting for key, setting in entry.reduced.items() if key in kept},
         missing_draft=draft.warnings if isinstance(entry.draft, Path) and not draft.gguf else (),
     )
-
-
-def _repacked_bytes(gguf: Gguf, engine: Engine, machine: Machine) -> int:
-    in_file, _ = repacked_bytes(gguf, machine.cpu_flags, is_portable=bool(engine.library_dirs))
-    return in_file
 
 
 def _choose_settings(

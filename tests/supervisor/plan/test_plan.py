@@ -284,6 +284,8 @@ def test_weights_of_which_the_engine_uses_a_copy_are_not_locked() -> None:
     assert value(planned(of=repacked, at=other), "--load-mode") == "mmap+mlock"
     kept = planned(set_flags={"repack": False}, of=repacked, at=here)
     assert value(kept, "--load-mode") == "mmap+mlock"
+    on_device = planned(of=repacked, at=here, on=engine("b10434", GPU))
+    assert "the device" in omitted(on_device)["--load-mode"]
     few = replace(of, matrix_bytes=(("Q4_0", 576, of.tensor_bytes // 3),))
     assert value(planned(of=few, at=here), "--load-mode") == "mmap+mlock"
 
