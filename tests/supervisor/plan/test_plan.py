@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from support.samples import GIB, GPU, engine, flags, machine, model
 
-from supervisor.builds.discover import Engine
+from supervisor.builds.discover import Device, Engine
 from supervisor.builds.help import FlagValue, newest_flags, recorded_builds
 from supervisor.errors import SettingsInvalid
 from supervisor.models.metadata import Gguf
 from supervisor.plan.draft import Draft
 from supervisor.plan.plan import Plan, PlanLine, check, make_plan, unix_sockets
 from supervisor.plan.profile import load, names
-from supervisor.plan.resolve import ModelEntry
+from supervisor.plan.resolve import ModelEntry, RpcWorker
 from supervisor.system.machine import Machine
 from supervisor.system.paths import shipped_directory
 
@@ -286,6 +286,10 @@ def test_weights_of_which_the_engine_uses_a_copy_are_not_locked() -> None:
     assert value(kept, "--load-mode") == "mmap+mlock"
     on_device = planned(of=repacked, at=here, on=engine("b10434", GPU))
     assert "the device" in omitted(on_device)["--load-mode"]
+    address = "10.0.0.1:50052"
+    remote = RpcWorker("a", address, (Device("RPC", address, 8192),))
+    by_worker = planned(of=repacked, at=here, workers=(remote,))
+    assert value(by_worker, "--load-mode") == "mmap+mlock"  # no CPU here repacks them
     few = replace(of, matrix_bytes=(("Q4_0", 576, of.tensor_bytes // 3),))
     assert value(planned(of=few, at=here), "--load-mode") == "mmap+mlock"
 
