@@ -59,7 +59,7 @@ def holds_encoder(header: Header, tensors: Iterable[Tensor]) -> bool:
 
 
 # Increase it when a field of Gguf is added or changes its meaning.
-_CACHE_VERSION: Final = "gguf 10"
+_CACHE_VERSION: Final = "gguf 11"
 # Shards are called PREFIX-00001-of-00003.gguf. Source: llama.cpp, llama_split_path.
 _SHARD: Final = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _SAMPLE_BYTES: Final = 64 * 1024
@@ -86,7 +86,8 @@ class Gguf:
     quantisation: str  # the file type, such as `Q4_1`
     # Values per token in the widest feed-forward layer, or in all experts that a token uses.
     feed_forward: int
-    experts_used: int  # per token; 0 without experts
+    experts: int  # of a layer; 0 without experts
+    experts_used: int  # per token
     sliding_window: int | None  # tokens that sliding-window layers see
     sliding: tuple[bool, ...]  # per layer
     recurrent: bool  # whether some layers keep a state instead of a KV cache
@@ -267,6 +268,7 @@ def from_headers(path: Path, size_bytes: int, headers: Sequence[Header], fingerp
             first.integer("general.file_type", -1), tensors.UNKNOWN[0]
         ),
         feed_forward=tensors.feed_forward(first, architecture),
+        experts=first.integer(f"{own}expert_count"),
         experts_used=first.integer(f"{own}expert_used_count"),
         sliding_window=first.integer(f"{own}attention.sliding_window") or None,
         sliding=tensors.sliding_layers(first, architecture, count),

@@ -135,33 +135,59 @@ def _checkpoints(chosen: Chosen, engine: Engine, ctx: int) -> int:
 # memory. The operation with the peak depends on the model and the context:
 #
 #     masks     = tokens x cells x (2 with flash attention, else 4), for each kind of layer
-#     feed      = tokens x 4 x (3 F + 3 E + Q); with a shared expert, E more for each expert used
-#     multiply  = tokens x 4 x (2 E + F + the larger of: F; E for each expert used), and a copy of
-#               the matrix, if it is in another memory
+#     feed      = tokens x 4 x (3 F + 3 E + Q)
+#               = tokens x 4 x (2 E + Q + X + F) with experts, or 2 X with a shared one, if larger
+#     on device = tokens x 4 x (2 E + 2 F + X + 2 N) with experts, and 2 S with a shared one
+#     multiply  = tokens x 4 x (2 E + F + X + 2 N), and a copy of the matrix, if it is in another
+#               memory; F more, which is free but too small for what follows, if only the `down`
+#               experts are copied, or with one of the other two if X is larger than F
 #     attend    = tokens x 4 x max(5 E, 3 E + Q + K + V) with flash attention
 #               = tokens x 4 x (3 E + 2 Q + 2 K + 2 V + heads x cells) without
 #     logits    = outputs x 4 x (vocabulary + 2 E) + tokens x 4 x E
-#     bytes     = 20 tokens + the larger of: masks and feed, multiply or attend; logits
+#     bytes     = 20 tokens + the larger of: masks and the largest of the others; logits
 #
-# E is the width of the residual stream, F of the feed-forward layer, Q, K and V of a token's
-# queries, keys and values in a layer; cells are those of a single cache.
+# E is the width of the residual stream, F of the feed-forward layer or of all experts of a token, S
+# of one expert, X the larger of F and E for each expert used, N the number of experts; Q, K and V
+# are a token's queries, keys and values in a layer; cells are those of a single cache.
 #
 # The terms were found on build 10434 with small models of every shape. With few exceptions, they
 # hold to 1 % for f16 caches of SmolLM2-135M and Gemma-3-270M, and to 10 % for quantised caches,
-# whose keys are rotated. scripts/bench/memory compares them with an engine.
+# whose keys are rotated. scripts/bench/memory compares them with an engine. With experts, they hold
+# to 0.3 % of all memory on a CPU, and to 1.3 % on a device that has all layers.
 
 _VALUE: Final = 4
 # Token, position, and the places of its keys and values in the cache.
 _INPUTS_PER_TOKEN: Final = 20
 
 
-def compute_bytes(gguf: Gguf, layout: ContextLayout, copied_bytes: int = 0) -> int:
-    """Return the compute buffer in the memory that has the layers.
+def compute_bytes(gguf: Gguf, layout: ContextLayout) -> int:
+    """Return the compute buffer in main memory if no layer is elsewhere."""
+    return _peak_bytes(gguf, layout, layout.tokens * _VALUE * _feed(gguf))
 
-    `copied_bytes` is the largest matrix that is copied there for its multiplication.
+
+def device_compute_bytes(
+    gguf: Gguf, layout: ContextLayout, copied_bytes: int = 0, up_and_gate: int = 0
+) -> int:
+    """Return the compute buffer of a device.
+
+    Args:
+        gguf: The model.
+        layout: Its context.
+        copied_bytes: The largest matrix that is copied there for its multiplication.
+        up_and_gate: How many of a layer's `up` and `gate` experts are there, without its `down`
+            experts; 0 to 2.
     """
-    inside = layout.tokens * _VALUE * max(_feed(gguf), _attend(gguf, layout))
-    inside = max(inside, copied_bytes and copied_bytes + layout.tokens * _VALUE * _multiply(gguf))
+    fed = _feed_on_device(gguf) if gguf.experts_used else _feed(gguf)
+    feed_bytes = layout.tokens * _VALUE * fed
+    if copied_bytes:
+        has_hole = up_and_gate == 2 or (up_and_gate and _widest(gguf) > gguf.feed_forward)
+        beside = _multiply(gguf) + (gguf.feed_forward if has_hole else 0)
+        feed_bytes = max(feed_bytes, copied_bytes + layout.tokens * _VALUE * beside)
+    return _peak_bytes(gguf, layout, feed_bytes)
+
+
+def _peak_bytes(gguf: Gguf, layout: ContextLayout, feed_bytes: int) -> int:
+    inside = max(feed_bytes, layout.tokens * _VALUE * _attend(gguf, layout))
     stream = layout.tokens * _VALUE * gguf.embedding_length
     logits = layout.outputs * _VALUE * (gguf.vocab_size + 2 * gguf.embedding_length) + stream
     return max(_masks(gguf, layout) + inside, logits) + layout.tokens * _INPUTS_PER_TOKEN
@@ -185,15 +211,33 @@ def _masks(gguf: Gguf, layout: ContextLayout) -> int:
 
 
 def _feed(gguf: Gguf) -> int:
-    experts = gguf.experts_used if any("_shexp" in name for name, _ in gguf.tensors) else 0
-    streams = (3 + experts) * gguf.embedding_length
-    return 3 * gguf.feed_forward + streams + gguf.heads * gguf.key_length
+    stream, inner, queries = gguf.embedding_length, gguf.feed_forward, gguf.heads * gguf.key_length
+    most = 3 * inner + 3 * stream + queries
+    if gguf.experts_used:
+        widest = _widest(gguf)
+        beside = widest if _is_shared(gguf) else inner
+        most = max(most, 2 * stream + queries + widest + beside)
+    return most
+
+
+def _feed_on_device(gguf: Gguf) -> int:
+    """Return the values per token in a layer with experts."""
+    shared = 2 * gguf.feed_forward // gguf.experts_used if _is_shared(gguf) else 0
+    return _multiply(gguf) + gguf.feed_forward + shared
 
 
 def _multiply(gguf: Gguf) -> int:
-    """Return the values per token beside a matrix of the feed-forward layer."""
+    """Return the values per token beside the copy of a matrix of the feed-forward layer."""
     stream, inner = gguf.embedding_length, gguf.feed_forward
-    return 2 * stream + inner + max(inner, gguf.experts_used * stream)
+    return 2 * stream + inner + _widest(gguf) + 2 * gguf.experts
+
+
+def _widest(gguf: Gguf) -> int:
+    return max(gguf.feed_forward, gguf.experts_used * gguf.embedding_length)
+
+
+def _is_shared(gguf: Gguf) -> bool:
+    return any("_shexp" in name for name, _ in gguf.tensors)
 
 
 def _attend(gguf: Gguf, layout: ContextLayout) -> int:

@@ -3,9 +3,9 @@
 `placement` says which weights are on devices. The table of embeddings is copied there if it serves
 as output. The estimate follows the engine's source. It was compared with the log of build 10434 on
 Mesa's software device, for dense models and models with experts: weights and cache agree to the
-last digit, and the total of models of a GiB to 2 %. With a long context and few layers on the
-device, its compute buffer is larger than estimated: for SmolLM2 with 65 536 tokens, 117 MiB instead
-of 78, of 1 GiB in all.
+last digit, and the total of models of a GiB to 2 %. With few layers on the device, its compute
+buffer is larger than estimated: for SmolLM2 with 65 536 tokens, 117 MiB instead of 78, of 1 GiB in
+all.
 
     weights        the file's tensors; if mapped, shared by all processes that map it
     copies         matrices that the CPU backend repacks; in the file they count only if locked
@@ -198,7 +198,7 @@ def on_devices(
     return MemoryBreakdown(
         weights=placed.total + _output_copy(gguf, found),
         kv=sum(offloaded_kv(gguf, layout, found, chosen)),
-        compute=context.compute_bytes(gguf, layout, copied),
+        compute=context.device_compute_bytes(gguf, layout, copied, placed.up_and_gate),
         draft=extra_bytes - memory_inputs.projector_bytes,
         projector=memory_inputs.projector_bytes,
     )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import bisect
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -47,7 +48,12 @@ class PlacedWeights:
     output: int  # of the device of the last layer
     named: Mapping[str, int] = field(default_factory=dict)  # by overrides, to devices by name
     # The largest tensor of a layer in main memory: a device gets a copy of it for a large batch.
+    # Those of the last layer's feed-forward part are not copied: they multiply the outputs alone,
+    # which are less than 32. Source: ggml-vulkan.cpp, ggml_backend_vk_device_offload_op.
     largest_kept: int = 0
+    # Of a layer whose `down` experts are in main memory: whether its `up` and `gate` experts, both
+    # or one, are on a device; the largest count of all layers, 0 to 2.
+    up_and_gate: int = 0
 
     @property
     def total(self) -> int:
@@ -93,6 +99,7 @@ def _placed(
 ) -> PlacedWeights:
     patterns = [(re.compile(pattern), memory) for pattern, memory in placement.overrides]
     by_layer, output, named, largest_kept = [0] * layers, 0, dict[str, int](), 0
+    kept_experts = defaultdict[int, set[str]](set)
     for name, size_bytes in tensors:
         found = _LAYER.match(name)
         layer = min(int(found[1]), layers - 1) if found else None
@@ -104,9 +111,16 @@ def _placed(
             output += size_bytes if is_moved else 0
         elif memory is None and layer >= first:
             by_layer[layer] += size_bytes
-        else:
+        elif layer < layers - 1 or "ffn_" not in name:
             largest_kept = max(largest_kept, size_bytes)
-    return PlacedWeights(tuple(by_layer), output, named, largest_kept)
+            if experts := re.search(_EXPERTS, name):
+                kept_experts[layer].add(experts[1])
+    up_and_gate = (
+        2 - len(kept & {"up", "gate"})
+        for kept in kept_experts.values()
+        if "down" in kept and "gate_up" not in kept
+    )
+    return PlacedWeights(tuple(by_layer), output, named, largest_kept, max(up_and_gate, default=0))
 
 
 def layers_with_experts_kept(gguf: Gguf, placement: Placement) -> tuple[int, ...]:

@@ -42,6 +42,7 @@ _GGUF = Gguf(
     chat_template=None,
     quantisation="Q4_1",
     feed_forward=1536,
+    experts=0,
     experts_used=0,
     sliding_window=None,
     sliding=(False,) * 30,

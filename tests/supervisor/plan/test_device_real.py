@@ -45,12 +45,16 @@ def test_the_estimate_of_a_device_is_within_a_tenth_of_the_engines_log(
 
 
 SOME_TENSORS = r"blk\.[1-4]\.ffn_(up|down)_exps=CPU"
+FEW_LAYERS = 5
+LAST_EXPERTS = r"blk\.7\.ffn_(gate|up)_exps=CPU"
 PLACED: tuple[tuple[tiny_moe.Kind, dict[str, FlagValue]], ...] = (
-    ("qwen3moe", {"fit": "on"}),
+    ("qwen3moe", {"fit": "on"}),  # of one layer, its `down` experts alone are in main memory
     ("qwen3moe", {"gpu-layers": "all", "n-cpu-moe": 4}),
     ("gpt-oss", {"gpu-layers": "all", "override-tensor": SOME_TENSORS}),
-    ("glm4moe", {"gpu-layers": 5}),
+    ("gpt-oss", {"gpu-layers": "all", "override-tensor": LAST_EXPERTS}),
+    ("glm4moe", {"gpu-layers": FEW_LAYERS}),
     ("deepseek2", {"fit": "on"}),
+    ("deepseek2", {"gpu-layers": "all"}),
 )
 
 
@@ -58,12 +62,29 @@ PLACED: tuple[tuple[tiny_moe.Kind, dict[str, FlagValue]], ...] = (
 def test_the_placement_of_experts_is_that_of_the_engine(
     device_engine: Engine, tmp_path: Path, kind: tiny_moe.Kind, flags: dict[str, FlagValue]
 ) -> None:
-    """Weights and cache agree to the two decimals of the log, wherever the experts go."""
+    """Weights and cache agree to the two decimals of the log, the compute buffer to 0.4 %.
+
+    With few layers on the device, its compute buffer is larger than estimated.
+    """
     model = tiny_moe.make(tmp_path / "moe.gguf", kind, tiny_moe.Size())
     if "fit" in flags:  # too little room for all experts
-        flags = {**flags, "fit-target": device_engine.devices[0].total_mib - 170}
+        flags = {**flags, "fit-target": device_engine.devices[0].total_mib - 168}
     found = compare(device_engine, model, {**COMMON, "parallel": 1, **flags}, device=DEVICE)
     for part in ("weights", "kv"):
         logged, estimated = found.logged[part], found.estimated[part]
         assert abs(estimated - logged) < 2**20 / 50, (part, logged, estimated)
-    assert abs(found.error) < 0.1, (found.logged, found.estimated)
+    worst = 0.1 if flags.get("gpu-layers") == FEW_LAYERS else 0.004
+    assert abs(found.part_error("compute")) < worst, (found.logged, found.estimated)
+
+
+@pytest.mark.parametrize("kept", ["gate|down", "up|down", "gate|up|down"])
+def test_the_compute_buffer_depends_on_the_experts_on_the_device(
+    device_engine: Engine, tmp_path: Path, kept: str
+) -> None:
+    """The output of the `down` experts is wider than that of the others here."""
+    size = tiny_moe.Size(embd=1024, layers=4, heads=16, experts=8)
+    model = tiny_moe.make(tmp_path / "moe.gguf", "qwen3moe", size)
+    tensors = rf"blk\.1\.ffn_({kept})_exps=CPU"
+    flags = {**COMMON, "parallel": 1, "gpu-layers": "all", "override-tensor": tensors}
+    found = compare(device_engine, model, flags, device=DEVICE)
+    assert abs(found.part_error("compute")) < 0.01, (found.logged, found.estimated)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from support import tiny_moe
 from support.buffers import compare
 
 from supervisor.builds.discover import Engine
@@ -34,3 +35,21 @@ def test_the_engine_allocates_the_estimated_memory(
 def test_a_draft_takes_the_estimated_memory(engine: Engine, smollm2: Path) -> None:
     found = compare(engine, smollm2, {"ctx-size": 2048, "parallel": 2}, draft=smollm2)
     assert abs(found.error) < WORST, found
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [
+        ("qwen3moe", tiny_moe.Size(embd=1024, ff=256)),
+        ("glm4moe", tiny_moe.Size()),
+        ("glm4moe", tiny_moe.Size(embd=1024, ff=256)),
+    ],
+)
+def test_experts_take_the_estimated_memory(
+    engine: Engine, tmp_path: Path, kind: tiny_moe.Kind, size: tiny_moe.Size
+) -> None:
+    """The width of a layer decides which of its operations has the peak of the compute buffer."""
+    model = tiny_moe.make(tmp_path / "moe.gguf", kind, size)
+    flags: dict[str, FlagValue] = {"ctx-size": 8192, "parallel": 1, "flash-attn": "on"}
+    found = compare(engine, model, {**flags, "kv-unified": False})
+    assert abs(found.error) < 0.005, found

@@ -23,6 +23,7 @@ NAMES = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 MOE: Gguf = model(
     layers=LAYERS,
     kv_heads=(1,) * LAYERS,
+    experts=4,
     experts_used=2,
     tensors=(
         ("token_embd.weight", 5),
@@ -64,6 +65,43 @@ def test_a_tensor_in_main_memory_is_copied_for_large_batches() -> None:
     assert few.by_layer == (0, 0, 0, 0, 310, 310)
     assert (few.output, few.largest_kept) == (7, EXPERT)
     assert not placed_weights(MOE, Placement(LAYERS + 1), ("Vulkan0",)).largest_kept
+
+
+def test_the_last_feed_forward_part_is_not_copied() -> None:
+    def copied(pattern: str) -> int:
+        kept = Placement(LAYERS + 1, ((pattern, "CPU"),))
+        return placed_weights(MOE, kept, ("Vulkan0",)).largest_kept
+
+    assert copied(rf"blk\.{LAYERS - 1}\.ffn_") == 0
+    assert copied(rf"blk\.{LAYERS - 1}\.") == DENSE
+    assert copied(rf"blk\.{LAYERS - 2}\.") == EXPERT
+
+
+@pytest.mark.parametrize(
+    ("pattern", "count"),
+    [
+        ("ffn_down_exps", 2),
+        (rf"blk\.(2\.ffn_down|{LAYERS - 1}\.ffn)_", 2),
+        (rf"blk\.{LAYERS - 1}\.ffn_down_exps", 0),  # not copied
+        ("ffn_(up|down)_exps", 1),
+        (r"ffn_gate_exps|2\.ffn_down_exps", 1),
+        ("ffn_", 0),
+        ("ffn_up_exps", 0),
+    ],
+)
+def test_up_and_gate_may_be_on_a_device_without_down(pattern: str, count: int) -> None:
+    kept = Placement(LAYERS + 1, ((pattern, "CPU"),))
+    assert placed_weights(MOE, kept, ("Vulkan0",)).up_and_gate == count
+
+
+def test_gate_and_up_may_be_one_tensor() -> None:
+    names = ("blk.0.ffn_gate_up_exps.weight", "blk.0.ffn_down_exps.weight", "blk.1.attn_q.weight")
+    fused = replace(MOE, layers=2, tensors=tuple((name, EXPERT) for name in names))
+
+    def found(pattern: str) -> int:
+        return placed_weights(fused, Placement(3, ((pattern, "CPU"),)), ("Vulkan0",)).up_and_gate
+
+    assert (found("ffn_down"), found("ffn_")) == (2, 0)
 
 
 def test_the_engine_fits_experts_before_layers() -> None:
