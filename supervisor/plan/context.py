@@ -153,7 +153,7 @@ def _checkpoints(chosen: Chosen, engine: Engine, ctx: int) -> int:
 # The terms were found on build 10434 with small models of every shape. With few exceptions, they
 # hold to 1 % for f16 caches of SmolLM2-135M and Gemma-3-270M, and to 10 % for quantised caches,
 # whose keys are rotated. scripts/bench/memory compares them with an engine. With experts, they hold
-# to 0.3 % of all memory on a CPU, and to 1.3 % on a device that has all layers.
+# to 0.3 % of all memory on a CPU, and to 1.1 % on a device that has all layers.
 
 _VALUE: Final = 4
 # Token, position, and the places of its keys and values in the cache.
@@ -180,7 +180,7 @@ def device_compute_bytes(
     fed = _feed_on_device(gguf) if gguf.experts_used else _feed(gguf)
     feed_bytes = layout.tokens * _VALUE * fed
     if copied_bytes:
-        has_hole = up_and_gate == 2 or (up_and_gate and _widest(gguf) > gguf.feed_forward)
+        has_hole = up_and_gate == 2 or (up_and_gate == 1 and _widest(gguf) > gguf.feed_forward)
         beside = _multiply(gguf) + (gguf.feed_forward if has_hole else 0)
         feed_bytes = max(feed_bytes, copied_bytes + layout.tokens * _VALUE * beside)
     return _peak_bytes(gguf, layout, feed_bytes)

@@ -52,4 +52,5 @@ def test_experts_take_the_estimated_memory(
     model = tiny_moe.make(tmp_path / "moe.gguf", kind, size)
     flags: dict[str, FlagValue] = {"ctx-size": 8192, "parallel": 1, "flash-attn": "on"}
     found = compare(engine, model, {**flags, "kv-unified": False})
-    assert abs(found.error) < 0.005, found
+    assert abs(found.error) < WORST, found
+    assert abs(found.part_error("compute")) < 0.005, found
